@@ -1,0 +1,187 @@
+"""The command line: one thin function a verb.
+
+Each verb calls one function of the module that does the work; nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ssmgen.errors import SsmgenError
+
+if TYPE_CHECKING:
+    from ssmgen.fileset import Changes
+    from ssmgen.repository import Check, Work
+
+
+class _Group(TyperGroup):
+    """Turns ssmgen's errors into one message and an exit code; a traceback means a defect of ssmgen's own."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SsmgenError as e:
+            sys.stdout.flush()
+            print(f"error: {e}", file=sys.stderr)
+            raise typer.Exit(e.exit_code) from None
+        except KeyboardInterrupt:
+            print("\ninterrupted: no file was left half-written", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="From a state-space model's config.json to specialised, committed, verified cuTile GPU kernels.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+# of one file's diff; what is stale is usually stale everywhere, and a log should stay readable
+DIFF_LINES = 40
+
+Specs = Annotated[list[str] | None, typer.Argument(metavar="[SPEC]...", help="Names of specs, or paths; default: all.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Instead of the project's generated folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Targets = Annotated[list[str] | None, typer.Option("--target", help="Such as sm_90; may be repeated.")]
+
+
+def _example(text: str) -> str:
+    return f"Example: {text}"
+
+
+@app.command(epilog=_example("ssmgen new config.json --tp 2"))
+def new(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="The model's own config.json.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The spec to write: specs/NAME.yaml.")] = None,
+    tp: Annotated[int, typer.Option(help="GPUs that share the model by tensor parallelism.")] = 1,
+    name: Annotated[str | None, typer.Option(help="The model's name; default: from the file.")] = None,
+    target: Targets = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a spec that differs.")] = False,
+) -> None:
+    """Write a spec and its lock, with derived schedules, from a model's config.json."""
+    from ssmgen import repository
+
+    request = repository.Request(config, output, tp, name, tuple(target or ["sm_90"]), force)
+    for line in repository.new(request):
+        print(line)
+
+
+@app.command(epilog=_example("ssmgen lock nemotron_h_8b"))
+def lock(
+    spec: Specs = None,
+    rederive: Annotated[bool, typer.Option("--rederive", help="Derive anew what was derived; measured stays.")] = False,
+) -> None:
+    """Complete the locks: keep every schedule that fits, derive those that are missing."""
+    from ssmgen import repository
+
+    for line in repository.relock(spec or [], rederive):
+        print(line)
+
+
+@app.command(epilog=_example("ssmgen generate --check"))
+def generate(
+    spec: Specs = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file differs.")] = False,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Write the kernels of every spec, or of the given ones; with --check, find what has drifted."""
+    from ssmgen import repository
+
+    work = repository.open_specs(spec or [], output)
+    if check:
+        report = repository.check(work)
+        _report(report, as_json)
+        if report.drifts:
+            raise typer.Exit(1)
+    else:
+        _written(work, repository.write(work), as_json)
+    if work.note:
+        print(f"note: {work.note}", file=sys.stderr)
+
+
+def _print_json(data: Any) -> None:
+    import json
+
+    print(json.dumps(data, indent=2))
+
+
+def _written(work: Work, changes: Changes, as_json: bool) -> None:
+    if as_json:
+        _print_json({"root": str(work.root), **asdict(changes)})
+        return
+    for path in changes.removed:
+        print(f"removed {work.root / path}")
+    for path in changes.left:
+        print(f"note: {work.root / path} was not made by ssmgen and is left alone", file=sys.stderr)
+    print(f"{work.root}: {len(changes.written)} files written, {changes.unchanged} already as generated")
+
+
+def _report(report: Check, as_json: bool) -> None:
+    if as_json:
+        drifts = [asdict(drift) for drift in report.drifts]
+        _print_json({"clean": not drifts, "files": report.files, "drifts": drifts, "mend": report.mend or None})
+    else:
+        _print_drifts(report)
+
+
+def _print_drifts(report: Check) -> None:
+    for drift in report.drifts:
+        print(f"{report.root / drift.path}: {drift.kind}: {drift.reason}")
+        lines = drift.diff.splitlines()
+        for line in lines[:DIFF_LINES]:
+            print(f"  {line}")
+        if len(lines) > DIFF_LINES:
+            print(f"  ... {len(lines) - DIFF_LINES} more lines")
+    if not report.drifts:
+        print(f"{report.root}: {report.files} files, all as generated")
+        return
+    kinds = [drift.kind for drift in report.drifts]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    print(f"{report.root}: {counts}, of {report.files} files\nmend it with: {report.mend}")
+
+
+@app.command(epilog=_example("ssmgen explain nemotron_h_8b"))
+def explain(spec: Annotated[str, typer.Argument(metavar="SPEC")], as_json: Json = False) -> None:
+    """Print what each stage costs, which route serves which shape, and why a schedule was refused."""
+    from ssmgen import explain as explaining
+    from ssmgen import repository
+
+    (loaded,) = repository.open_specs([spec]).loaded
+    report = explaining.explain(loaded.spec, loaded.lock)
+    if as_json:
+        _print_json(explaining.data(report))
+    else:
+        from ssmgen import explain_view, table
+
+        table.console().print(explain_view.view(report))
+
+
+@app.command(epilog=_example("ssmgen init"))
+def init() -> None:
+    """Prepare a git repository: [tool.ssmgen], specs/, a pre-commit hook and a CI workflow. Overwrites nothing."""
+    from ssmgen import init as initialise
+    from ssmgen import table
+
+    steps = initialise.run(Path.cwd())
+    table.show("", ("file", "", ""), [(step.path, step.action, step.note) for step in steps])
+    for step in steps:
+        if step.text:
+            print(f"\n{step.path}: {step.note}:\n\n{step.text}")
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Route conditions: small arithmetic over run-time and model sizes, such as `B*heads < 128 and T > 512`.
+
+Parsed with the standard library, so that loading a spec needs no sympy; only names, whole numbers, + - * // %,
+comparisons, and, or, not are known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+RUN_TIME = ("B", "T")
+MODEL = ("heads", "groups", "head_dim", "state")
+_NODES = (
+    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.BinOp, ast.Add, ast.Sub, ast.Mult,
+    ast.FloorDiv, ast.Mod, ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq, ast.Name, ast.Load,
+    ast.Constant,
+)  # fmt: skip
+
+
+def parse(text: str) -> ast.Expression:
+    """The expression in `text`; ValueError says what in it is not known."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError as e:
+        raise ValueError(f"not an expression: {e.msg}") from None
+    for node in ast.walk(tree):
+        if not isinstance(node, _NODES):
+            raise ValueError(
+                f"{type(node).__name__} is not allowed; use names, whole numbers, + - * // %, < <= > >= == !=, and, or, not"
+            )
+        if isinstance(node, ast.Constant) and type(node.value) is not int:
+            raise ValueError(f"{node.value!r} is not a whole number")
+        if isinstance(node, ast.Name) and node.id not in RUN_TIME + MODEL:
+            raise ValueError(f"unknown name {node.id!r}; known: {', '.join(RUN_TIME + MODEL)}")
+    if not isinstance(tree.body, ast.Compare | ast.BoolOp) and not (isinstance(tree.body, ast.UnaryOp)):
+        raise ValueError("a condition compares: B*T <= 4096")
+    return tree
+
+
+def python(text: str, names: Mapping[str, str]) -> str:
+    """`text` as Python source, with each name replaced by `names[name]` where given."""
+
+    class Rename(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802
+            return ast.Name(names.get(node.id, node.id), ast.Load())
+
+    return ast.unparse(Rename().visit(parse(text)))
+
+
+def evaluate(text: str, values: Mapping[str, int]) -> bool:
+    """Whether the condition holds for these values of B, T, heads, groups, head_dim and state."""
+    code = compile(parse(text), "<condition>", "eval")
+    return bool(eval(code, {"__builtins__": {}}, dict(values)))  # noqa: S307

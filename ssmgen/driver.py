@@ -1,0 +1,137 @@
+"""The few CUDA driver calls that a compiled kernel needs, over cuda-bindings, one object a process.
+
+Contexts are torch's: each device's primary one. It knows no archive, no promise and no tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ssmgen.errors import LaunchError
+
+# cuTile kernels count in tile blocks; the compiler alone decides how many threads work on one
+BLOCK = (1, 1, 1)
+MAX_GRID = 2**24 - 1
+# CU_STREAM_LEGACY and CU_STREAM_PER_THREAD; these and 0 belong to whatever context is current
+LAST_CONTEXTLESS_STREAM = 2
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by torch's ordinal: its primary context, also as an integer, and its target, such as sm_90."""
+
+    ordinal: int
+    context: Any
+    handle: int
+    target: str
+
+
+class Ready(Protocol):
+    """What a launch needs: a handle from `load`, the address of the array of addresses of its arguments, a name."""
+
+    function: Any
+    parameters: int
+    name: str
+
+
+class Driver:
+    """Loads cubins and launches what is in them. `cu` is cuda.bindings.driver, or a fake of it."""
+
+    def __init__(self, cu: Any) -> None:
+        self._cu = cu
+        self._devices: dict[int, Device] = {}
+        self._libraries: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._ok = cu.CUresult.CUDA_SUCCESS
+
+    def device(self, ordinal: int) -> Device:
+        """The device; its primary context is retained for the life of the process, as torch does."""
+        found = self._devices.get(ordinal)
+        if found is None:
+            cu = self._cu
+            self._call("cuInit", cu.cuInit(0))
+            device = self._call("cuDeviceGet", cu.cuDeviceGet(ordinal))
+            attribute = cu.CUdevice_attribute
+            major, minor = (
+                self._call("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, device))
+                for which in (
+                    attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                    attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                )
+            )
+            context = self._call("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(device))
+            found = Device(ordinal, context, int(context), f"sm_{major}{minor}")
+            found = self._devices.setdefault(ordinal, found)
+        return found
+
+    def load(self, device: Device, cubin: bytes, key: str, symbol: str) -> Any:
+        """A launchable handle of `symbol` in `cubin`, ready on `device`; `key` names the cubin's content.
+
+        All loading is done here, in relaxed capture mode, so that a first call may stand inside a graph capture.
+        """
+        cu = self._cu
+        relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        mode = self._call("cuThreadExchangeStreamCaptureMode", cu.cuThreadExchangeStreamCaptureMode(relaxed))
+        try:
+            with self._current(device), self._lock:
+                library = self._libraries.get(key)
+                if library is None:
+                    loaded = cu.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
+                    library = self._call(f"loading {symbol} on {device.target}: cuLibraryLoadData", loaded)
+                    self._libraries[key] = library
+                kernel = self._call(f"{symbol}: cuLibraryGetKernel", cu.cuLibraryGetKernel(library, symbol.encode()))
+                self._call(f"{symbol} on {device.target}: cuKernelGetFunction", cu.cuKernelGetFunction(kernel))
+        finally:
+            cu.cuThreadExchangeStreamCaptureMode(mode)
+        # a kernel, unlike a function, is good in every context: the launch takes its stream's
+        return cu.CUfunction(int(kernel))
+
+    def launch(self, device: Device, ready: Ready, grid: tuple[int, int, int], stream: int) -> None:
+        """cuLaunchKernel on `stream`, whose context must be the device's; nothing here waits for anything."""
+        cu = self._cu
+        if stream <= LAST_CONTEXTLESS_STREAM:
+            result, context = cu.cuCtxGetCurrent()
+            if result is not self._ok or int(context) != device.handle:
+                with self._current(device):
+                    (result,) = cu.cuLaunchKernel(ready.function, *grid, *BLOCK, 0, stream, ready.parameters, 0)
+                self._call(f"{ready.name}: cuLaunchKernel with grid {grid}", (result,))
+                return
+        (result,) = cu.cuLaunchKernel(ready.function, *grid, *BLOCK, 0, stream, ready.parameters, 0)
+        if result is not self._ok:
+            self._call(f"{ready.name}: cuLaunchKernel with grid {grid}", (result,))
+
+    @contextmanager
+    def _current(self, device: Device) -> Iterator[None]:
+        cu = self._cu
+        self._call("cuCtxPushCurrent", cu.cuCtxPushCurrent(device.context))
+        try:
+            yield
+        finally:
+            cu.cuCtxPopCurrent()
+
+    def _call(self, what: str, answer: tuple[Any, ...]) -> Any:
+        result, *values = answer
+        if result != self._ok:
+            raise LaunchError(
+                f"{what} failed",
+                found=getattr(result, "name", result),
+                next="if an earlier kernel failed it shows here: run again with CUDA_LAUNCH_BLOCKING=1",
+            )
+        return values[0] if values else None
+
+
+@functools.cache
+def driver() -> Driver:
+    """The process's driver; LaunchError where cuda-bindings is not installed."""
+    try:
+        from cuda.bindings import driver as cu
+    except ImportError as e:
+        raise LaunchError(
+            "cuda-bindings is needed to launch compiled kernels", found=e, next='pip install "cuda-bindings>=13"'
+        ) from None
+    return Driver(cu)

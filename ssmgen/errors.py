@@ -1,0 +1,100 @@
+"""Every error a user can meet, as one tree; no module raises anything else for a user's mistake.
+
+    SsmgenError                exit 2
+    ├── UsageError             a command line that cannot be obeyed
+    ├── ConfigError            a config.json that is broken, unknown or out of scope
+    ├── SpecError              a spec that breaks its schema or its constraints
+    ├── LockError              a lock that breaks its schema or does not fit its spec
+    ├── ScheduleError          a schedule that a target cannot serve
+    ├── RenderError            a template and its context disagree
+    ├── OutputError            a folder that cannot be written
+    ├── CompilerError          the cuTile compiler is missing, mismatched, or refuses a kernel
+    └── LaunchError            generated kernels cannot run here, or an argument breaks their contract
+
+It formats; it never logs, exits or guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in a user's file: `path`, 1-based `line` (0 for the whole file)."""
+
+    path: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.line else self.path
+
+
+class SsmgenError(Exception):
+    """An error with everything a user needs to mend it.
+
+    `what` is the key or argument and what is wrong with it; `where` the file and line; `found`, `expected` and `next`
+    complete the picture. `str()` gives all of it, one fact a line.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: Location | Path | str | None = None,
+        found: object = None,
+        expected: str | None = None,
+        next: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = Location(str(where)) if isinstance(where, (str, Path)) else where
+        self.found = None if found is None else str(found)
+        self.expected = expected
+        self.next = next
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}: {self.what}" if self.where else self.what]
+        for label, text in (("found", self.found), ("expected", self.expected), ("next", self.next)):
+            if text is not None:
+                lines.append(f"  {label + ':':<9} {text}")
+        return "\n".join(lines)
+
+
+class UsageError(SsmgenError):
+    """A command line that cannot be obeyed."""
+
+
+class ConfigError(SsmgenError):
+    """A config.json that is broken, of an unknown architecture, or out of scope."""
+
+
+class SpecError(SsmgenError):
+    """A spec that breaks its schema or one of its constraints."""
+
+
+class LockError(SsmgenError):
+    """A lock that breaks its schema or does not fit its spec."""
+
+
+class ScheduleError(SsmgenError):
+    """A schedule that a target cannot serve, with the reason."""
+
+
+class RenderError(SsmgenError):
+    """A template and its context disagree: an error of ssmgen's own."""
+
+
+class OutputError(SsmgenError):
+    """A folder or file that cannot be written."""
+
+
+class CompilerError(SsmgenError):
+    """The cuTile compiler is missing, mismatched, or refuses a kernel."""
+
+
+class LaunchError(SsmgenError):
+    """Generated kernels cannot run here, or an argument breaks their contract."""

@@ -1,0 +1,184 @@
+"""What a stage is: its schedule, its refusals, its template's context, its parameters, its cost.
+
+A stage knows the maths of one kernel and nothing of files, specs or GPUs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from ssmgen.ops.mamba_chunk_scan_combined import Dtypes, Options, Shape
+from ssmgen.targets import Target
+
+if TYPE_CHECKING:
+    from sympy import Expr
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
+
+
+@dataclass(frozen=True)
+class Array:
+    """A kernel's array parameter: axes by name, and who owns it.
+
+    A caller's array may be any strided view; a workspace or result is contiguous and 16-byte aligned.
+    """
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...]
+    owner: Literal["caller", "workspace", "result"]
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A kernel's scalar parameter."""
+
+    name: str
+    dtype: Literal["int32", "float32"]
+
+
+Parameter = Array | Scalar
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that is fixed when a route's kernels are rendered for a target.
+
+    `chunk` is Q, shared by a route's stages; `segments` is 1 where the sequence is not split.
+    """
+
+    model: str
+    shape: Shape
+    dtypes: Dtypes
+    options: Options
+    target: Target
+    chunk: int
+    segments: int
+
+    @property
+    def heads_per_group(self) -> int:
+        return self.shape.heads // self.shape.groups
+
+    @property
+    def segmented(self) -> bool:
+        return self.segments > 1
+
+    @property
+    def title(self) -> str:
+        """What a generated docstring calls the model: its name and the sizes that are baked in."""
+        s = self.shape
+        return f"{self.model} (H={s.heads}, G={s.groups}, P={s.head_dim}, S={s.state}, {self.dtypes.x})"
+
+
+class Schedule(Protocol):
+    """A frozen dataclass of positive ints: tile sizes and hints of one stage."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Closed forms in B and T: `bytes` moved through device memory if each array is read and written once,
+    `flops` of the matrix products, `exponentials`."""
+
+    bytes: Expr
+    flops: Expr
+    exponentials: Expr
+
+
+class Stage(ABC):
+    """One kernel of a plan."""
+
+    name: ClassVar[str]
+    template: ClassVar[str]
+    schedule: ClassVar[type]
+
+    @abstractmethod
+    def derive(self, problem: Problem) -> Any:
+        """A schedule from the shape alone."""
+
+    @abstractmethod
+    def why_not(self, schedule: Any, problem: Problem) -> str | None:
+        """Why the target cannot serve this schedule, or None."""
+
+    @abstractmethod
+    def context(self, schedule: Any, problem: Problem) -> Any:
+        """The frozen dataclass whose fields are the template's free names."""
+
+    @abstractmethod
+    def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
+        """The kernel's parameters in order: what the host passes and what a compiled signature promises."""
+
+    @abstractmethod
+    def grid(self, schedule: Any, problem: Problem) -> tuple[str, ...]:
+        """The grid as host expressions over batch, n_chunks and n_sms."""
+
+    @abstractmethod
+    def cost(self, schedule: Any, problem: Problem) -> Cost:
+        """What one call costs."""
+
+
+def first_served(stage: Stage, problem: Problem, wishes: Iterable[Any]) -> Any:
+    """The first of `wishes` that the target serves; the last one where it serves none, so that `why_not` can say why."""
+    wish = None
+    for wish in wishes:
+        if stage.why_not(wish, problem) is None:
+            return wish
+    return wish
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two >= n."""
+    return 1 << (n - 1).bit_length()
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The smallest multiple >= n."""
+    return -(-n // multiple) * multiple
+
+
+def not_power_of_two(schedule: Any, names: tuple[str, ...]) -> str | None:
+    """The refusal of the first named field that is no power of two, with the nearest that is."""
+    for name in names:
+        value: int = getattr(schedule, name)
+        if value & (value - 1):
+            above = power_of_two(value)
+            nearest = above if above - value <= value - above // 2 else above // 2
+            return f"{name} = {value} must be a power of two (cuTile's tiles are); nearest: {nearest}"
+    return None
+
+
+def not_positive(schedule: Any) -> str | None:
+    """The refusal of the first field that is not a positive whole number."""
+    for field in fields(schedule):
+        value = getattr(schedule, field.name)
+        if type(value) is not int or value < 1:
+            return f"{field.name} = {value!r} must be a whole number of at least 1"
+    return None
+
+
+def hint_refusal(schedule: Any) -> str | None:
+    """The refusal of a compiler hint outside what cuTile takes: occupancy 1 to 32, latencies 1 to 10."""
+    for field in fields(schedule):
+        value: int = getattr(schedule, field.name)
+        top = 32 if field.name == "occupancy" else 10 if field.name.endswith("latency") else None
+        if top is not None and value > top:
+            return f"{field.name} = {value} is outside cuTile's range, 1 to {top}"
+    return None
+
+
+def tile_dtype(name: str) -> str:
+    """`bfloat16` -> `ct.bfloat16`."""
+    return f"ct.{name}"
+
+
+def scaled_dtype(x: str) -> str:
+    """The operand dtype of products whose factor was scaled by a decay and a time step.
+
+    Such a factor spans many binades: bfloat16 and tfloat32 have fp32's exponent, float16 does not (a time step of
+    1e-6 would leave it two digits), so float16 activations use tfloat32, which holds them exactly.
+    """
+    return "ct.bfloat16" if x == "bfloat16" else "ct.tfloat32"

@@ -1,0 +1,202 @@
+"""output: every token's output from its chunk's starting state and the tokens before it in the chunk.
+
+C B^T is computed once for the heads of a group that share it; it decides no plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ssmgen.stages import base
+from ssmgen.stages.base import Array, Cost, Parameter, Problem
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A block works a chunk in blocks of `rows` tokens for `heads_per_block` heads, `head_dim_tile` at a time."""
+
+    rows: int
+    heads_per_block: int
+    head_dim_tile: int
+    occupancy: int
+    latency: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """Free names of output.py.jinja."""
+
+    title: str
+    skip_formula: str
+    skip: bool
+    segmented: bool
+    segments: int
+    heads: int
+    heads_per_group: int
+    heads_per_block: int
+    chunk: int
+    rows: int
+    row_blocks: int
+    chunk_of_rows: str
+    state_tile: int
+    head_dim_tile: int
+    head_dim_tiles: int
+    occupancy: int
+    latency: int
+    x_dtype: str
+    scaled_dtype: str
+    to_cb: str
+    c_to_h: str
+    h_to_operand: str
+    x_to_scaled: str
+
+
+class Output(base.Stage):
+    name = "output"
+    template = "mamba2/output.py.jinja"
+    schedule = Schedule
+
+    def derive(self, problem: Problem) -> Schedule:
+        # where the sequence is split there are few heads, so few of them go to a block
+        heads = 16 if not problem.segmented else min(8, max(2, problem.shape.heads // 8))
+        first = Schedule(
+            rows=min(64, problem.chunk),
+            heads_per_block=_divisor(problem.heads_per_group, heads),
+            head_dim_tile=min(64, base.power_of_two(problem.shape.head_dim)),
+            occupancy=2,
+            latency=2,
+        )
+        wishes = (replace(first, rows=rows, head_dim_tile=dim) for rows, dim in _smaller(first))
+        served: Schedule = base.first_served(self, problem, wishes)
+        return served
+
+    def why_not(self, schedule: Schedule, problem: Problem) -> str | None:
+        refusal = (
+            base.not_positive(schedule)
+            or base.hint_refusal(schedule)
+            or base.not_power_of_two(schedule, ("rows", "head_dim_tile"))
+        )
+        if refusal:
+            return refusal
+        if problem.chunk % schedule.rows:
+            return f"rows = {schedule.rows} must divide the chunk, {problem.chunk}"
+        if problem.heads_per_group % schedule.heads_per_block:
+            return (
+                f"heads_per_block = {schedule.heads_per_block} must divide the {problem.heads_per_group} heads of a "
+                f"group, which share C B^T; nearest: {_divisor(problem.heads_per_group, schedule.heads_per_block)}"
+            )
+        need = self._shared_bytes(schedule, problem)
+        if need > problem.target.smem_bytes:
+            return (
+                f"one work item's tiles of B, C, x and the state need {need} bytes of shared memory, "
+                f"{problem.target.name} has {problem.target.smem_bytes} a block; take smaller rows or head_dim_tile"
+            )
+        return None
+
+    @staticmethod
+    def _shared_bytes(schedule: Schedule, problem: Problem) -> int:
+        """B and C of the rows, the state, and x of every block of the chunk: what must be there at once."""
+        width = base.ITEM_BYTES[problem.dtypes.x]
+        state_tile = base.power_of_two(problem.shape.state)
+        shared = 2 * schedule.rows * state_tile * width
+        shared += state_tile * schedule.head_dim_tile * base.ITEM_BYTES[problem.dtypes.chunk_state]
+        return shared + problem.chunk * (schedule.head_dim_tile * width + 8)
+
+    def context(self, schedule: Schedule, problem: Problem) -> Context:
+        s, x = problem.shape, problem.dtypes.x
+        scaled = base.scaled_dtype(x)
+        return Context(
+            title=problem.title,
+            skip_formula=" + D * x_i" if problem.options.D == "per_head" else "",
+            skip=problem.options.D == "per_head",
+            segmented=problem.segmented,
+            segments=problem.segments,
+            heads=s.heads,
+            heads_per_group=problem.heads_per_group,
+            heads_per_block=schedule.heads_per_block,
+            chunk=problem.chunk,
+            rows=schedule.rows,
+            row_blocks=problem.chunk // schedule.rows,
+            chunk_of_rows="i_rows" if problem.chunk == schedule.rows else f"i_rows // {problem.chunk // schedule.rows}",
+            state_tile=base.power_of_two(s.state),
+            head_dim_tile=schedule.head_dim_tile,
+            head_dim_tiles=-(-s.head_dim // schedule.head_dim_tile),
+            occupancy=schedule.occupancy,
+            latency=schedule.latency,
+            x_dtype=base.tile_dtype(x),
+            scaled_dtype=scaled,
+            # fp32 operands would run on CUDA cores
+            to_cb=".astype(ct.tfloat32)" if x == "float32" else "",
+            c_to_h="" if x == "bfloat16" else f".astype({scaled})",
+            h_to_operand=f".astype({scaled})" if problem.segmented or problem.dtypes.chunk_state != x else "",
+            x_to_scaled="" if x == "bfloat16" else f".astype({scaled})",
+        )
+
+    def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
+        d = problem.dtypes
+        skip = (Array("d", "float32", ("H",), "caller"),) if problem.options.D == "per_head" else ()
+        segments: tuple[Parameter, ...] = ()
+        if problem.segmented:
+            segments = (
+                Array("chunk_decay", "float32", ("B", "H", "chunks"), "workspace"),
+                Array("segment_inputs", d.chunk_state, ("B", "H", "segments", "P", "S8"), "workspace"),
+            )
+        return (
+            Array("x", d.x, ("B", "T", "H", "P"), "caller"),
+            Array("b", d.x, ("B", "T", "G", "S"), "caller"),
+            Array("c", d.x, ("B", "T", "G", "S"), "caller"),
+            *skip,
+            Array("delta", "float32", ("B", "H", "padded"), "workspace"),
+            Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
+            Array("chunk_states", d.chunk_state, ("B", "H", "chunks", "P", "S8"), "workspace"),
+            *segments,
+            Array("out", d.x, ("B", "T", "H", "P"), "result"),
+        )
+
+    def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
+        per_chunk = problem.shape.heads // schedule.heads_per_block * (problem.chunk // schedule.rows)
+        return (f"min(batch * n_chunks * {per_chunk}, n_sms * {schedule.occupancy})",)
+
+    def cost(self, schedule: Schedule, problem: Problem) -> Cost:
+        import sympy
+
+        b, t = sympy.symbols("B T", positive=True, integer=True)
+        s, d, r = problem.shape, problem.dtypes, schedule.rows
+        n = sympy.ceiling(t / problem.chunk)
+        blocks = problem.chunk // r
+        pairs = blocks * (blocks + 1) // 2
+        width = base.ITEM_BYTES[d.x]
+        head_dim = -(-s.head_dim // schedule.head_dim_tile) * schedule.head_dim_tile
+        state = base.power_of_two(s.state)
+        moved = (
+            b * t * width * (2 * s.heads * s.head_dim + 2 * s.groups * s.state) + 8 * b * s.heads * n * problem.chunk
+        )
+        moved += b * s.heads * n * s.state * s.head_dim * base.ITEM_BYTES[d.chunk_state]
+        shared = b * n * (s.heads // schedule.heads_per_block) * pairs * 2 * r * r * state
+        per_head = 2 * problem.chunk * state * head_dim + pairs * 2 * r * r * head_dim
+        steps = -(-s.head_dim // schedule.head_dim_tile)
+        return Cost(
+            bytes=moved,
+            flops=shared + b * n * s.heads * per_head,
+            exponentials=b * n * s.heads * steps * (blocks * (r * r + r) + (blocks - 1) * blocks // 2 * r + blocks - 1),
+        )
+
+
+def _smaller(first: Schedule) -> Iterator[tuple[int, int]]:
+    """(rows, head_dim_tile) from the first wish down to what every target serves."""
+    rows = first.rows
+    while rows >= 16:
+        dim = first.head_dim_tile
+        while dim >= 16:
+            yield rows, dim
+            dim //= 2
+        rows //= 2
+
+
+def _divisor(n: int, at_most: int) -> int:
+    """The largest divisor of n that is at most `at_most`."""
+    return max(k for k in range(1, min(n, at_most) + 1) if n % k == 0)
+
+
+STAGE = Output()

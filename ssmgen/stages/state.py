@@ -1,0 +1,156 @@
+"""state: the recurrent state at the start of every chunk, carried sequentially through the sequence or a segment.
+
+It leaves the sum over segments to `combine` and the output to `output`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ssmgen.stages import base
+from ssmgen.stages.base import Array, Cost, Parameter, Problem, Scalar
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A block carries `state_tile` x `head_dim_tile` of one head's state; latencies are cuTile's load hints."""
+
+    state_tile: int
+    head_dim_tile: int
+    occupancy: int
+    x_latency: int
+    b_latency: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """Free names of state.py.jinja."""
+
+    title: str
+    segmented: bool
+    segments: int
+    heads: int
+    heads_per_group: int
+    chunk: int
+    state_tile: int
+    state_tiles: int
+    head_dim_tile: int
+    head_dim_tiles: int
+    occupancy: int
+    x_latency: int
+    b_latency: int
+    chunk_state_dtype: str
+    scaled_dtype: str
+    x_to_scaled: str
+
+
+def tiles(schedule: Schedule, problem: Problem) -> tuple[int, int]:
+    """How many tiles cover the state axis and the head-dim axis."""
+    s = problem.shape
+    return -(-s.state // schedule.state_tile), -(-s.head_dim // schedule.head_dim_tile)
+
+
+class State(base.Stage):
+    name = "state"
+    template = "mamba2/state.py.jinja"
+    schedule = Schedule
+
+    def derive(self, problem: Problem) -> Schedule:
+        s = problem.shape
+        first = Schedule(
+            state_tile=min(64, base.power_of_two(s.state)),
+            head_dim_tile=min(64, base.power_of_two(s.head_dim)),
+            occupancy=2,
+            x_latency=4,
+            b_latency=2 if problem.segmented else 4,
+        )
+        wishes = (replace(first, head_dim_tile=max(1, first.head_dim_tile >> n)) for n in range(4))
+        served: Schedule = base.first_served(self, problem, wishes)
+        return served
+
+    def why_not(self, schedule: Schedule, problem: Problem) -> str | None:
+        names = ("state_tile", "head_dim_tile")
+        refusal = base.not_positive(schedule) or base.hint_refusal(schedule) or base.not_power_of_two(schedule, names)
+        if refusal:
+            return refusal
+        width = base.ITEM_BYTES[problem.dtypes.x]
+        need = problem.chunk * ((schedule.head_dim_tile + schedule.state_tile) * width + 8)
+        if need > problem.target.smem_bytes:
+            return (
+                f"one chunk's tiles of x, B, dt and L need {need} bytes of shared memory, {problem.target.name} has "
+                f"{problem.target.smem_bytes} a block; take a smaller chunk, state_tile or head_dim_tile"
+            )
+        return None
+
+    def context(self, schedule: Schedule, problem: Problem) -> Context:
+        state_tiles, head_dim_tiles = tiles(schedule, problem)
+        scaled = base.scaled_dtype(problem.dtypes.x)
+        return Context(
+            title=problem.title,
+            segmented=problem.segmented,
+            segments=problem.segments,
+            heads=problem.shape.heads,
+            heads_per_group=problem.heads_per_group,
+            chunk=problem.chunk,
+            state_tile=schedule.state_tile,
+            state_tiles=state_tiles,
+            head_dim_tile=schedule.head_dim_tile,
+            head_dim_tiles=head_dim_tiles,
+            occupancy=schedule.occupancy,
+            x_latency=schedule.x_latency,
+            b_latency=schedule.b_latency,
+            chunk_state_dtype=base.tile_dtype(problem.dtypes.chunk_state),
+            scaled_dtype=scaled,
+            x_to_scaled="" if problem.dtypes.x == "bfloat16" else f".astype({scaled})",
+        )
+
+    def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
+        d = problem.dtypes
+        inputs: tuple[Parameter, ...] = (
+            Array("x", d.x, ("B", "T", "H", "P"), "caller"),
+            Array("b", d.x, ("B", "T", "G", "S"), "caller"),
+            Array("delta", "float32", ("B", "H", "padded"), "workspace"),
+            Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
+        )
+        chunk_states = Array("chunk_states", d.chunk_state, ("B", "H", "chunks", "P", "S8"), "workspace")
+        if problem.segmented:
+            return (
+                *inputs,
+                chunk_states,
+                Array("chunk_decay", "float32", ("B", "H", "chunks"), "workspace"),
+                Array("segment_states", "float32", ("B", "H", "segments", "P", "S8"), "workspace"),
+                Array("segment_decay", "float32", ("B", "H", "segments"), "workspace"),
+            )
+        return (
+            *inputs,
+            Array("initial_states", "float32", ("B", "H", "P", "S"), "caller"),
+            Scalar("has_initial_states", "int32"),
+            chunk_states,
+            Array("final_states", "float32", ("B", "H", "P", "S"), "result"),
+        )
+
+    def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
+        state_tiles, head_dim_tiles = tiles(schedule, problem)
+        rows = f"batch * {problem.shape.heads * state_tiles * head_dim_tiles}"
+        return (rows, str(problem.segments)) if problem.segmented else (rows,)
+
+    def cost(self, schedule: Schedule, problem: Problem) -> Cost:
+        import sympy
+
+        b, t = sympy.symbols("B T", positive=True, integer=True)
+        s, d, q = problem.shape, problem.dtypes, problem.chunk
+        n = sympy.ceiling(t / q)
+        head_state = s.state * s.head_dim
+        state_tiles, head_dim_tiles = tiles(schedule, problem)
+        read = b * t * base.ITEM_BYTES[d.x] * (s.heads * s.head_dim + s.groups * s.state) + 8 * b * s.heads * n * q
+        written = b * s.heads * n * head_state * base.ITEM_BYTES[d.chunk_state]
+        ends = b * s.heads * head_state * 4 * problem.segments
+        tile_area = state_tiles * schedule.state_tile * head_dim_tiles * schedule.head_dim_tile
+        return Cost(
+            bytes=read + written + ends,
+            flops=2 * b * s.heads * n * q * tile_area,
+            exponentials=b * s.heads * n * (q + 1) * state_tiles * head_dim_tiles,
+        )
+
+
+STAGE = State()

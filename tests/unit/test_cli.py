@@ -1,0 +1,169 @@
+"""Verbs: what they print, where, and the exit code; the work itself is tested beside the module that does it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ssmgen import repository
+from tests.conftest import MODEL, SPEC, Project
+from tests.unit.test_generate import GDN
+
+CONFIG = Path(__file__).parent / "configs/nemotron_h_8b.json"
+NAME = "nemotron_h_8b"
+VERBS = ("new", "lock", "generate", "compile", "build", "explain", "init")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_an_example(project: Project, verb: str) -> None:
+    outcome = project.run(verb, "--help")
+    assert outcome.code == 0
+    assert f"Example: ssmgen {verb}" in outcome.out
+    assert verb in project.run("--help").out
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("generate", "--nonsense"), ("new",), ("explain",)])
+def test_bad_usage(project: Project, arguments: tuple[str, ...]) -> None:
+    assert project.run(*arguments).code == 2
+
+
+def test_new_then_generate_then_check(project: Project) -> None:
+    made = project.run("new", str(CONFIG))
+    assert made.code == 0, made.err
+    assert f"specs/{NAME}.yaml: mamba_chunk_scan_combined (heads 128, groups 8, head_dim 64, state 128" in made.out
+    assert f"specs/{NAME}.lock.yaml: sm_90 short: chunk" in made.out
+    written = project.run("generate")
+    assert (written.code, written.err) == (0, "")
+    assert "0 already as generated" in written.out
+    assert project.run("generate", "--check", NAME).code == 0
+    assert "0 files written" in project.run("generate", f"specs/{NAME}.yaml").out
+
+
+def test_new_twice(project: Project) -> None:
+    assert project.run("new", str(CONFIG)).code == 0
+    assert project.run("new", str(CONFIG)).code == 0
+    spec = project.root / f"specs/{NAME}.yaml"
+    spec.write_text(spec.read_text() + "# a note of mine\n")
+    outcome = project.run("new", str(CONFIG))
+    assert outcome.code == 2
+    assert "a spec of this name is there and differs" in outcome.err
+    assert "--force" in outcome.err
+    assert spec.read_text().endswith("# a note of mine\n")
+    assert project.run("new", str(CONFIG), "--force").code == 0
+    assert "mine" not in spec.read_text()
+
+
+def test_new_elsewhere_and_by_another_name(project: Project) -> None:
+    assert project.run("new", str(CONFIG), "-o", "kernels/mine.yaml").code == 0
+    assert "name: mine" in (project.root / "kernels/mine.yaml").read_text()
+    assert (project.root / "kernels/mine.lock.yaml").is_file()
+    assert project.run("new", str(CONFIG), "-o", "kernels/mine.txt").code == 2
+    assert project.run("new", str(CONFIG), "-o", "kernels/a.yaml", "--name", "b").code == 2
+
+
+def test_new_with_a_broken_config_writes_nothing(project: Project) -> None:
+    project.write("config.json", CONFIG.read_text()[:100])
+    outcome = project.run("new", "config.json")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: config.json")
+    assert not (project.root / "specs").exists()
+
+
+def test_an_output_folder_that_cannot_be_made(locked: Project) -> None:
+    locked.write("taken", "a file")
+    outcome = locked.run("generate", "-o", "taken/generated")
+    assert outcome.code == 2
+    assert "error: taken" in outcome.err
+    assert "next:" in outcome.err
+    assert (locked.root / "taken").read_text() == "a file"
+
+
+def test_interrupted(locked: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repository, "files", interrupt)
+    outcome = locked.run("generate")
+    assert outcome.code == 130
+    assert "interrupted: no file was left half-written" in outcome.err
+    assert not (locked.root / "generated").exists()
+
+
+def test_generate_json(locked: Project) -> None:
+    written = json.loads(locked.run("generate", "--json").out)
+    assert f"{MODEL}/MANIFEST.json" in written["written"]
+    report = json.loads(locked.run("generate", "--check", "--json").out)
+    assert report == {"clean": True, "files": len(written["written"]), "drifts": [], "mend": None}
+
+
+def test_output_folder(locked: Project) -> None:
+    assert locked.run("generate", "-o", "src/kernels").code == 0
+    assert (locked.root / f"src/kernels/{MODEL}/__init__.py").is_file()
+    assert not (locked.root / "generated").exists()
+    (locked.root / f"src/kernels/{MODEL}/__init__.py").unlink()
+    outcome = locked.run("generate", "--check", "-o", "src/kernels")
+    assert outcome.out.endswith("mend it with: ssmgen generate -o src/kernels\n")
+
+
+def test_output_folder_with_other_packages_in_it(locked: Project) -> None:
+    locked.write("src/mine/__init__.py", "mine")
+    locked.write(f"src/{MODEL}_tools/__init__.py", "mine")
+    assert locked.run("generate", "-o", "src").code == 0
+    assert locked.run("generate", "--check", "-o", "src").code == 0
+    assert (locked.root / "src/mine/__init__.py").read_text() == "mine"
+
+
+def test_a_spec_from_elsewhere_needs_an_output_folder(locked: Project) -> None:
+    shutil.move(locked.root / "specs", locked.root / "other")
+    outcome = locked.run("generate", f"other/{MODEL}.yaml")
+    assert outcome.code == 2
+    assert "not one of this project's specs" in outcome.err
+    assert locked.run("generate", f"other/{MODEL}.yaml", "-o", "out").code == 0
+
+
+def test_no_specs(project: Project) -> None:
+    outcome = project.run("generate")
+    assert outcome.code == 2
+    assert "no specs" in outcome.err
+    assert "ssmgen new CONFIG.json" in outcome.err
+
+
+def test_an_operator_without_kernels_is_no_error_beside_others(locked: Project) -> None:
+    locked.write("specs/gdn_9b.yaml", GDN)
+    outcome = locked.run("generate")
+    assert outcome.code == 0
+    assert outcome.err == "note: no kernels yet for gated_delta_rule_packed_decode (gdn_9b)\n"
+    assert locked.run("generate", "--check").code == 0
+    alone = locked.run("generate", "gdn_9b")
+    assert alone.code == 2
+    assert "gated_delta_rule_packed_decode (gdn_9b)" in alone.err
+    assert locked.run("generate", "gdn_9b", MODEL).code == 0
+
+
+def test_lock(project: Project) -> None:
+    project.write(f"specs/{MODEL}.yaml", SPEC)
+    outcome = project.run("generate")
+    assert outcome.code == 2
+    assert f"next:     ssmgen lock {MODEL}" in outcome.err
+    assert "chunk" in project.run("lock", MODEL).out
+    assert project.run("lock").out == f"specs/{MODEL}.lock.yaml: unchanged\n"
+    project.write(f"specs/{MODEL}.yaml", SPEC.replace("      long:", "      far:"))
+    outcome = project.run("lock")
+    assert "dropped sm_90 mamba_chunk_scan_combined long (derived): the spec has no route 'long'" in outcome.out
+    assert project.run("generate").code == 0
+
+
+def test_explain(locked: Project) -> None:
+    assert MODEL in locked.run("explain", MODEL).out
+    assert json.loads(locked.run("explain", MODEL, "--json").out)["model"] == MODEL
+
+
+def test_another_version_is_said_once(generated: Project) -> None:
+    generated.write("pyproject.toml", '[tool.ssmgen]\nrequires = "==99.0"\n')
+    outcome = generated.run("generate", "--check")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: ")
+    assert "ssmgen==99.0" in outcome.err
