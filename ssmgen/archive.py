@@ -20,6 +20,7 @@ from ssmgen.naming import KernelId
 
 INDEX = "index.json"
 SCHEMA = 1
+INT32_MAX = 2**31 - 1
 # the most special first: the first whose promises hold is launched
 VARIANTS = ("aligned", "general")
 _CUBIN = re.compile(r"([0-9a-f]{64})\.cubin")
@@ -62,7 +63,8 @@ class Promise:
         for axis in reversed(range(len(settled))):
             constant, divisor = self.stride_constant[axis], self.stride_divisible_by[axis]
             if shape[axis] == 1:
-                settled[axis] = -(-reach // divisor) * divisor if constant is None else constant
+                natural = min(-(-reach // divisor), INT32_MAX // divisor) * divisor
+                settled[axis] = natural if constant is None else constant
             reach = max(reach, shape[axis] * settled[axis])
         return tuple(settled)
 
@@ -90,9 +92,9 @@ Parameter = ArrayParameter | ScalarParameter
 
 @dataclass(frozen=True)
 class Entry:
-    """One kernel: its cubin's file, variant -> symbol, its parameters in order, the sha256 of its source if given."""
+    """One kernel: its cubin's file, variant -> symbol, its parameters in order, the sha256 of its source."""
 
-    source: str | None
+    source: str
     cubin: str
     symbols: Mapping[str, str]
     parameters: tuple[Parameter, ...]
@@ -136,7 +138,7 @@ class Archive:
         """Raise LaunchError where the kernel was compiled from another text than `file`: its grid may differ."""
         expected = self.kernel(name).source
         found = hashlib.sha256(file.read_bytes()).hexdigest()
-        if expected not in (None, found):
+        if found != expected:
             raise LaunchError(
                 f"{name} was compiled from another version of {file.name}",
                 where=self.path,
@@ -176,14 +178,14 @@ class Archive:
         try:
             raw = self._raw[name]
             entry = Entry(
-                raw.get("source"),
+                str(raw["source_sha256"]),
                 raw["cubin"],
                 {variant: str(raw["symbols"][variant]) for variant in VARIANTS if variant in raw["symbols"]},
                 tuple(_parameter(p) for p in raw["parameters"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as e:
             raise self._malformed(
-                f"kernels.{name}", f"cubin, symbols and parameters ({type(e).__name__}: {e})"
+                f"kernels.{name}", f"cubin, symbols, parameters and source_sha256 ({type(e).__name__}: {e})"
             ) from None
         if not _CUBIN.fullmatch(entry.cubin) or not entry.symbols:
             raise self._malformed(f"kernels.{name}", "cubin <sha256>.cubin and a symbol of " + " or ".join(VARIANTS))

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from ssmgen.errors import SsmgenError
 
 if TYPE_CHECKING:
+    from ssmgen.build import Row
     from ssmgen.fileset import Changes
     from ssmgen.repository import Check, Work
 
@@ -44,13 +45,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-# of one file's diff; what is stale is usually stale everywhere, and a log should stay readable
+# of one file's diff, and of all: what is stale is usually stale everywhere, and a log should stay readable
 DIFF_LINES = 40
+ALL_DIFF_LINES = 200
 
-Specs = Annotated[list[str] | None, typer.Argument(metavar="[SPEC]...", help="Names of specs, or paths; default: all.")]
+Specs = Annotated[list[str] | None, typer.Argument(metavar="SPEC", help="Names of specs, or paths; default: all.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Instead of the project's generated folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Targets = Annotated[list[str] | None, typer.Option("--target", help="Such as sm_90; may be repeated.")]
+Targets = Annotated[list[str] | None, typer.Option("--target", help="Such as sm_90, or all; may be repeated.")]
+Jobs = Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Compilers at a time; default: one a CPU.")]
 
 
 def _example(text: str) -> str:
@@ -69,7 +72,7 @@ def new(
     """Write a spec and its lock, with derived schedules, from a model's config.json."""
     from ssmgen import repository
 
-    request = repository.Request(config, output, tp, name, tuple(target or ["sm_90"]), force)
+    request = repository.Request(config, output, tp, name, tuple(_targets(target or ["sm_90"])), force)
     for line in repository.new(request):
         print(line)
 
@@ -104,6 +107,10 @@ def generate(
             raise typer.Exit(1)
     else:
         _written(work, repository.write(work), as_json)
+    _note(work)
+
+
+def _note(work: Work) -> None:
     if work.note:
         print(f"note: {work.note}", file=sys.stderr)
 
@@ -134,19 +141,99 @@ def _report(report: Check, as_json: bool) -> None:
 
 
 def _print_drifts(report: Check) -> None:
+    left = ALL_DIFF_LINES
     for drift in report.drifts:
         print(f"{report.root / drift.path}: {drift.kind}: {drift.reason}")
         lines = drift.diff.splitlines()
-        for line in lines[:DIFF_LINES]:
+        shown = min(len(lines), DIFF_LINES, left)
+        left -= shown
+        for line in lines[:shown]:
             print(f"  {line}")
-        if len(lines) > DIFF_LINES:
-            print(f"  ... {len(lines) - DIFF_LINES} more lines")
+        if len(lines) > shown > 0:
+            print(f"  ... {len(lines) - shown} more lines")
     if not report.drifts:
         print(f"{report.root}: {report.files} files, all as generated")
         return
     kinds = [drift.kind for drift in report.drifts]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     print(f"{report.root}: {counts}, of {report.files} files\nmend it with: {report.mend}")
+
+
+@app.command("compile", epilog=_example("ssmgen compile nemotron_h_8b --target sm_90 -o cubins.tar.xz"))
+def compile_(
+    spec: Specs = None,
+    target: Targets = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="An archive: a folder, or a .tar.xz.")] = None,
+    jobs: Jobs = None,
+    as_json: Json = False,
+) -> None:
+    """Compile kernels to cubins, without a GPU; what was compiled before comes from the cache."""
+    from ssmgen import repository
+
+    work = repository.open_specs(spec or [])
+    repository.need_kernels(work)
+    _compiled(work, _targets(target), output, jobs, as_json)
+
+
+@app.command(epilog=_example("ssmgen build nemotron_h_8b"))
+def build(spec: Specs = None, target: Targets = None, jobs: Jobs = None, as_json: Json = False) -> None:
+    """Do it all: generate the kernels, compile them, and say in one table what was done."""
+    from ssmgen import repository
+
+    work = repository.open_specs(spec or [])
+    changes = repository.write(work)
+    if not as_json:
+        _written(work, changes, as_json)
+    _compiled(work, _targets(target), None, jobs, as_json)
+
+
+def _targets(given: list[str] | None) -> list[str]:
+    """The targets of a command line; none means each spec's own."""
+    from ssmgen.targets import TARGETS, target
+
+    return list(TARGETS) if given == ["all"] else [target(name).name for name in given or []]
+
+
+def _compiled(work: Work, targets: list[str], archive: Path | None, jobs: int | None, as_json: bool) -> None:
+    import time
+
+    from ssmgen import build, table
+
+    start = time.perf_counter()
+    pairs = [(each.spec, each.lock) for each in work.loaded]
+    rows = build.run(pairs, targets, archive, build.Settings(jobs=jobs, progress=table.progress))
+    refused = [row for row in rows if row.how == "refused"]
+    if as_json:
+        _print_json([asdict(row) for row in rows])
+    else:
+        _print_rows(rows)
+        print(f"{len(rows) - len(refused)} kernels in {time.perf_counter() - start:.1f} s")
+        for row in refused:
+            print(f"refused: {row.reason}", file=sys.stderr)
+        if archive:
+            print(f"written to {archive}")
+        _note(work)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _print_rows(rows: list[Row]) -> None:
+    """One line a model and target."""
+    from ssmgen import table
+
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.model, row.target), []).append(row)
+    # compiling proves nothing about the numbers, and only a device can run a cubin
+    verified = "not run" if Path("/dev/nvidiactl").exists() else "no GPU here"
+    lines = []
+    for (model, target), group in groups.items():
+        counts = [sum(row.how == how for row in group) for how in ("compiled", "cached", "refused")]
+        size = sum(row.bytes for row in group) / 1024
+        seconds = sum(row.seconds for row in group)
+        lines.append([model, target, *map(str, counts), f"{size:.0f}", f"{seconds:.1f}", verified])
+    columns = ("model", "target", "compiled", "cached", "refused", "KiB", "compiler s", "verified")
+    table.show("kernels", columns, lines)
 
 
 @app.command(epilog=_example("ssmgen explain nemotron_h_8b"))

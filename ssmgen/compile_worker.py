@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import linecache
 import os
 import re
 import subprocess
@@ -36,11 +37,19 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
     try:
         bytecode = _bytecode(job)
     except TileError as e:
-        inside = os.path.basename(e.loc.filename or "") == os.path.basename(job["path"])  # noqa: PTH119
-        return {"error": e.message, "line": e.loc.line if inside else 0}
+        return {"error": e.message, "line": _line(e.loc, job["path"])}
     except Exception as e:
         return {"error": f"{type(e).__name__}: {e}", "line": 0}
     return _assemble(job, bytecode)
+
+
+def _line(place: Any, path: str) -> int:
+    """The line in the generated file, also of an error inside a function of cuda.tile that it calls; 0 if unknown."""
+    while place is not None:
+        if place.filename == path:
+            return int(place.line or 0)
+        place = place.call_site
+    return 0
 
 
 def _bytecode(job: dict[str, Any]) -> bytes:
@@ -51,8 +60,10 @@ def _bytecode(job: dict[str, Any]) -> bytes:
     path.write_text(job["text"], encoding="utf-8")
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
+    # cuTile reads the source back from the file, and an earlier job may have had one of this name
+    linecache.clearcache()
     # importlib would make the path absolute
-    exec(compile(job["text"], str(path), "exec"), module.__dict__)  # noqa: S102
+    exec(compile(job["text"], str(path), "exec"), module.__dict__)
     signatures = [
         compilation.KernelSignature(
             [_constraint(promise) for promise in signature["promises"]],

@@ -27,7 +27,8 @@ def parse(text: str) -> ast.Expression:
     for node in ast.walk(tree):
         if not isinstance(node, _NODES):
             raise ValueError(
-                f"{type(node).__name__} is not allowed; use names, whole numbers, + - * // %, < <= > >= == !=, and, or, not"
+                f"{type(node).__name__} is not allowed; "
+                "use names, whole numbers, + - * // %, < <= > >= == !=, and, or, not"
             )
         if isinstance(node, ast.Constant) and type(node.value) is not int:
             raise ValueError(f"{node.value!r} is not a whole number")
@@ -42,7 +43,7 @@ def python(text: str, names: Mapping[str, str]) -> str:
     """`text` as Python source, with each name replaced by `names[name]` where given."""
 
     class Rename(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802
+        def visit_Name(self, node: ast.Name) -> ast.AST:
             return ast.Name(names.get(node.id, node.id), ast.Load())
 
     return ast.unparse(Rename().visit(parse(text)))
@@ -51,4 +52,4 @@ def python(text: str, names: Mapping[str, str]) -> str:
 def evaluate(text: str, values: Mapping[str, int]) -> bool:
     """Whether the condition holds for these values of B, T, heads, groups, head_dim and state."""
     code = compile(parse(text), "<condition>", "eval")
-    return bool(eval(code, {"__builtins__": {}}, dict(values)))  # noqa: S307
+    return bool(eval(code, {"__builtins__": {}}, dict(values)))

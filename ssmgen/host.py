@@ -127,7 +127,14 @@ def _route(spec: Spec, target_name: str, route: str, schedule: RouteSchedule) ->
     plan = PLANS[entry.plan]
     problem = plans.problem(spec.model.name, operator, target(target_name), schedule.plan)
     prefix = f"{route}_" if len(spec.targets) == 1 else f"{target_name}_{route}_"
-    names = {"B": "batch", "T": "tokens", "heads": "HEADS", "groups": "GROUPS", "head_dim": "HEAD_DIM", "state": "STATE"}
+    names = {
+        "B": "batch",
+        "T": "tokens",
+        "heads": "HEADS",
+        "groups": "GROUPS",
+        "head_dim": "HEAD_DIM",
+        "state": "STATE",
+    }
     return RouteText(
         name=route,
         target=target_name,

@@ -107,22 +107,22 @@ def _table(repository: Repository) -> tuple[Change, paths.Project]:
     if have is not None:
         project = paths.project(repository.home)
         if "requires" in have:
-            return Change(Step(name, "kept", "[tool.ssmgen] is there")), project
-        pin = Step(name, "by hand", "add to [tool.ssmgen]", f'requires = "=={installed}"\n')
+            return Change(Step(name, "kept", "table tool.ssmgen is there")), project
+        pin = Step(name, "by hand", "add to table tool.ssmgen", f'requires = "=={installed}"\n')
         return Change(pin), project
     for folder in ("specs", "generated"):
         _refuse_foreign(repository, folder)
     added = render.render("init/pyproject.toml.jinja", Table("specs", "generated", installed))
     project = paths.Project(repository.home, repository.home / "specs", repository.home / "generated")
     if text is None:
-        return Change(Step(name, "written", "[tool.ssmgen]: folders and version"), added), project
+        return Change(Step(name, "written", "table tool.ssmgen: folders and version"), added), project
     content = joined(text, added, blank=True)
     try:
         tomllib.loads(content)
     except tomllib.TOMLDecodeError:
         by_hand = Step(name, "by hand", "its tool tables are in a form that cannot be appended to; add", added)
         return Change(by_hand), project
-    return Change(Step(name, "extended", "[tool.ssmgen]: folders and version"), content), project
+    return Change(Step(name, "extended", "table tool.ssmgen: folders and version"), content), project
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:

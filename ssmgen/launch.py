@@ -16,13 +16,12 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ssmgen.archive import Archive, ArrayParameter, Parameter, ScalarParameter
+from ssmgen.archive import INT32_MAX, Archive, ArrayParameter, Parameter, ScalarParameter
 from ssmgen.driver import MAX_GRID, Device, Driver
 from ssmgen.errors import LaunchError
 from ssmgen.naming import KernelId
 from ssmgen.standin import TileModule
 
-INT32_MAX = 2**31 - 1
 # how many distinct sets of shapes and strides a kernel keeps ready in each thread
 KEPT = 256
 
@@ -189,8 +188,10 @@ class Kernel:
                 expected=f"{parameter.dtype} of rank {parameter.ndim}",
             )
         shape, strides = tuple(argument.shape), argument.stride()
-        last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
-        if max(*shape, *strides, last, 0) > INT32_MAX:
+        # an axis of one element steps nowhere, whatever its stride
+        steps = [(n - 1, s) for n, s in zip(shape, strides, strict=True) if n > 1]
+        last = sum(n * s for n, s in steps) if all(shape) else 0
+        if max(last, *shape, *(s for _, s in steps)) > INT32_MAX:
             raise LaunchError(
                 f"{where} is too large for the kernel's 32-bit index arithmetic",
                 found=f"shape {shape}, strides {strides}, last element at offset {last}",

@@ -9,14 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.reader import ReaderError
-
+from ssmgen import plain_yaml
 from ssmgen.errors import Location, SpecError, SsmgenError
-
-Key = tuple[str | int, ...]
+from ssmgen.plain_yaml import Key
 
 
 @dataclass(frozen=True)
@@ -47,39 +42,13 @@ def read(path: Path, error: type[SsmgenError] = SpecError) -> Document:
 
 def parse(text: str, path: str, error: type[SsmgenError] = SpecError) -> Document:
     """The document in `text`, which came from `path`."""
-    yaml = YAML(typ="safe", pure=True)
-    try:
-        node = yaml.compose(text)
-    except MarkedYAMLError as e:
-        # what is never closed is missed at the file's end, and is to be mended where it was opened
-        at_end = "stream end" in (e.problem or "")
-        mark = (at_end and e.context_mark) or e.problem_mark or e.context_mark
-        line = mark.line + 1 if mark else 0
-        raise error("not valid YAML", where=Location(path, line), found=e.problem or e.context) from None
-    except ReaderError as e:
-        raise error("not valid YAML", where=path, found=e.reason) from None
-    if node is None:
-        raise error("an empty file", where=path)
-    lines: dict[Key, int] = {}
-    return Document(path, _plain(node, (), lines, yaml, (path, error)), lines)
+    found = plain_yaml.parse(text)
+    if found is None:
+        # the full parser takes as long to import as forty plain files take to read
+        from ssmgen import full_yaml
+
+        found = full_yaml.parse(text, path, error)
+    return Document(path, *found)
 
 
-def _plain(node: Node, key: Key, lines: dict[Key, int], yaml: YAML, origin: tuple[str, type[SsmgenError]]) -> Any:
-    path, error = origin
-    lines.setdefault(key, node.start_mark.line + 1)
-    if isinstance(node, MappingNode):
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            name = key_node.value if isinstance(key_node, ScalarNode) else None
-            here = Location(path, key_node.start_mark.line + 1)
-            if name is None:
-                raise error("a key that is not plain text", where=here)
-            if name in result:
-                first = lines[(*key, name)]
-                raise error(f"key {name!r} given twice", where=here, found=f"first given on line {first}")
-            lines[(*key, name)] = here.line
-            result[name] = _plain(value_node, (*key, name), lines, yaml, origin)
-        return result
-    if isinstance(node, SequenceNode):
-        return [_plain(item, (*key, i), lines, yaml, origin) for i, item in enumerate(node.value)]
-    return yaml.constructor.construct_object(node, deep=True)
+__all__ = ["Document", "Key", "parse", "read"]

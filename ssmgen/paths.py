@@ -124,10 +124,14 @@ def _check_version(requires: str | None, file: Path) -> None:
 def find_spec(argument: str, here: Project) -> Path:
     """The spec file that a command line means: a path, the name of one of the project's specs, or a shipped one."""
     path = Path(argument)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        if path.name.endswith(".lock.yaml"):
-            raise UsageError(f"{argument} is a lock", next=f"give its spec: {argument.replace('.lock.yaml', '.yaml')}")
+    if path.name.endswith(".lock.yaml"):
+        raise UsageError(f"{argument} is a lock", next=f"give its spec: {argument.replace('.lock.yaml', '.yaml')}")
+    if path.suffix == ".yaml":
         return path
+    if path.is_file():
+        raise UsageError(
+            f"{argument} is no spec", expected="a file called NAME.yaml", next=f"rename it to {path.stem}.yaml"
+        )
     folders = (here.specs, committed_specs())
     for folder in folders:
         if (found := folder / f"{argument}.yaml").is_file():

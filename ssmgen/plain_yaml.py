@@ -24,7 +24,7 @@ _CONSTANTS: dict[str, Any] = {"true": True, "false": False}
 _DOUBTFUL = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
-class _Doubt(Exception):
+class _UnsureError(Exception):
     """Not surely what a full parser would make of it."""
 
 
@@ -33,11 +33,11 @@ Key = tuple[str | int, ...]
 
 def parse(text: str) -> tuple[dict[str, Any], dict[Key, int]] | None:
     """The mapping in `text` and the 1-based line of every key path, or None for YAML that is not this plain."""
-    if not text.isascii() or "\t" in text or "\r" in text:
+    if not text.isascii() or not text.replace("\n", "").isprintable():
         return None
     try:
         return _parse(text.split("\n"))
-    except _Doubt:
+    except _UnsureError:
         return None
 
 
@@ -55,17 +55,17 @@ def _parse(lines: list[str]) -> tuple[dict[str, Any], dict[Key, int]]:
             continue
         match = _LINE.fullmatch(line)
         if not match:
-            raise _Doubt
+            raise _UnsureError
         indent, name, value = len(match[1]), match[2], match[3]
         if opened:
             if indent <= open_mappings[-1][0]:
-                raise _Doubt
+                raise _UnsureError
             open_mappings.append((indent, *opened))
             opened = None
         while open_mappings and indent < open_mappings[-1][0]:
             open_mappings.pop()
         if not open_mappings or indent != open_mappings[-1][0]:
-            raise _Doubt
+            raise _UnsureError
         _, mapping, path = open_mappings[-1]
         key = (*path, name)
         _place(places, key, at)
@@ -77,14 +77,14 @@ def _parse(lines: list[str]) -> tuple[dict[str, Any], dict[Key, int]]:
         else:
             mapping[name] = _scalar(value)
     if opened or not root:
-        raise _Doubt
+        raise _UnsureError
     places[()] = min(places.values())
     return root, places
 
 
 def _place(places: dict[Key, int], key: Key, line: int) -> None:
     if key in places:
-        raise _Doubt
+        raise _UnsureError
     places[key] = line
 
 
@@ -99,11 +99,11 @@ def _flow(lines: list[str], at: int, text: str, key: Key, places: dict[Key, int]
         ended = rest.endswith(close)
         parts = (rest[:-1] if ended else rest).rstrip(" ")
         if not ended and not parts.endswith(","):
-            raise _Doubt
+            raise _UnsureError
         for part in parts.removesuffix("" if ended else ",").split(","):
             match = pattern.fullmatch(part)
             if not match:
-                raise _Doubt
+                raise _UnsureError
             if is_mapping:
                 _place(places, (*key, match[1]), at)
                 mapping[match[1]] = _scalar(match[2])
@@ -113,7 +113,7 @@ def _flow(lines: list[str], at: int, text: str, key: Key, places: dict[Key, int]
         if ended:
             return mapping if is_mapping else items, at
         if at == len(lines) or not lines[at].startswith(" "):
-            raise _Doubt
+            raise _UnsureError
         rest = lines[at].strip(" ")
         at += 1
 
@@ -127,4 +127,4 @@ def _scalar(text: str) -> Any:
         return match[1]
     if (_PLAIN.fullmatch(text) and text.lower() not in _DOUBTFUL) or _DIGEST.fullmatch(text):
         return text
-    raise _Doubt
+    raise _UnsureError

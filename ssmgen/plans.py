@@ -15,8 +15,10 @@ from ssmgen.stages.base import Problem, Stage
 from ssmgen.targets import Target
 
 CHUNKS = (16, 32, 64, 128, 256)
-# two blocks on each of an H100's 132 multiprocessors: below it a sequential state pass leaves the GPU idle
+# two blocks on each of an H100's 132 multiprocessors: what a split sequence aims at
 FULL_GPU = 264
+# with fewer blocks than this a sequential state pass leaves so much of the GPU idle that splitting pays
+FEW_BLOCKS = 96
 MAX_SEGMENTS = 16
 # beyond it the combine's chain of segments costs more than the parallelism gains
 DERIVED_SEGMENTS = 8
@@ -66,31 +68,37 @@ def problem(model: str, operator: Operator, target: Target, schedule: PlanSchedu
 
 
 def derive_routes(shape: Shape) -> dict[str, Route]:
-    """First routes for a shape: where B*H alone cannot fill the GPU the sequence is split."""
-    routes = {"short": Route(when="B*T <= 4096", plan="segmented")}
-    if shape.heads < 128:
-        routes["few_heads"] = Route(when="B*heads < 128", plan="segmented")
-    routes["long"] = Route(when="B*T > 4096", plan="three_stage")
-    return routes
+    """First routes for a shape: where the state's tiles of all heads cannot fill the GPU, the sequence is split."""
+    few = -(-FEW_BLOCKS // _state_tiles(shape))
+    if shape.heads >= few:
+        return {"all": Route(when="B >= 1", plan="three_stage")}
+    return {
+        "few_heads": Route(when=f"B*heads < {few}", plan="segmented"),
+        "many_heads": Route(when=f"B*heads >= {few}", plan="three_stage"),
+    }
+
+
+def _state_tiles(shape: Shape) -> int:
+    """Blocks a head's state takes in tiles of 64 x 64."""
+    return -(-shape.state // 64) * -(-shape.head_dim // 64)
 
 
 def derive(model: str, operator: Operator, route: str, target: Target) -> RouteSchedule:
     """A first schedule for `route` on `target`, from the shape alone."""
     plan = PLANS[operator.routes[route].plan]
-    shared = _derive_plan(operator.shape, operator.dtypes, plan, route)
+    shared = _derive_plan(operator.shape, operator.dtypes, plan)
     this = problem(model, operator, target, shared)
     return RouteSchedule(shared, tuple((stage.name, stage.derive(this)) for stage in plan.stages))
 
 
-def _derive_plan(shape: Shape, dtypes: Dtypes, plan: Plan, route: str) -> PlanSchedule:
-    # a longer chunk means fewer states to write and read, which is most of the traffic; short prompts are bound by
-    # latency instead, and fp32 tiles are twice as large
-    chunk = 64 if route == "short" or dtypes.x != "bfloat16" else 128
-    if not plan.segmented:
-        return PlanSchedule(chunk)
-    blocks = shape.heads * -(-shape.state // 64) * -(-shape.head_dim // 64)
-    segments = base.power_of_two(-(-FULL_GPU // blocks))
-    return PlanSchedule(chunk, max(2, min(segments, 4 if route == "short" else DERIVED_SEGMENTS)))
+def _derive_plan(shape: Shape, dtypes: Dtypes, plan: Plan) -> PlanSchedule:
+    if plan.segmented:
+        segments = base.power_of_two(-(-FULL_GPU // (shape.heads * _state_tiles(shape))))
+        return PlanSchedule(64, max(2, min(segments, DERIVED_SEGMENTS)))
+    # a longer chunk means fewer states to write and read, which is most of the traffic; but its tiles must fit, and a
+    # head dim that is no power of two already wastes part of every product
+    wide = dtypes.x != "bfloat16" or shape.head_dim & (shape.head_dim - 1)
+    return PlanSchedule(64 if wide else 128)
 
 
 def why_not(schedule: RouteSchedule, plan: Plan, this: Problem) -> str | None:
@@ -102,7 +110,8 @@ def why_not(schedule: RouteSchedule, plan: Plan, this: Problem) -> str | None:
     if type(segments) is not int or not 1 <= segments <= MAX_SEGMENTS:
         return f"plan: segments = {segments!r} must be a whole number from 1 to {MAX_SEGMENTS}"
     if plan.segmented != (segments > 1):
-        return f"plan: segments = {segments} does not fit the plan {plan.name}, which takes {'at least 2' if plan.segmented else '1'}"
+        takes = "at least 2" if plan.segmented else "1"
+        return f"plan: segments = {segments} does not fit the plan {plan.name}, which takes {takes}"
     for stage in plan.stages:
         reason = stage.why_not(schedule.stage(stage.name), this)
         if reason:

@@ -14,7 +14,6 @@ from ssmgen import fileset, generate, lock, paths, spec
 from ssmgen.errors import UsageError
 from ssmgen.fileset import Changes, Drift, FileSet
 from ssmgen.lock import Lock
-from ssmgen.new import new_spec
 from ssmgen.spec import Spec
 
 
@@ -87,8 +86,7 @@ def _load(path: Path) -> Loaded:
 
 def files(work: Work) -> FileSet:
     """Everything the work's specs generate. Raises UsageError if that is nothing, or would be an orphan at once."""
-    if work.named and all(not lock.derive(each.spec, each.spec.targets) for each in work.loaded):
-        raise UsageError(f"nothing to generate: {work.note}", next="leave it out; the spec itself is valid")
+    need_kernels(work)
     for each in work.loaded if work.output is None else ():
         if each.path.resolve().parent != work.project.specs:
             raise UsageError(
@@ -97,6 +95,12 @@ def files(work: Work) -> FileSet:
             )
     pairs = [(each.spec, each.lock) for each in work.loaded]
     return generate.collect(pairs, None if work.named else work.root)
+
+
+def need_kernels(work: Work) -> None:
+    """Raise UsageError where all that is asked for by name has no kernels yet."""
+    if work.named and all(not lock.derive(each.spec, each.spec.targets) for each in work.loaded):
+        raise UsageError(f"nothing to generate: {work.note}", next="leave it out; the spec itself is valid")
 
 
 def write(work: Work) -> Changes:
@@ -145,6 +149,9 @@ def new(request: Request) -> list[str]:
         if output.suffix != ".yaml" or (name is not None and name != output.stem):
             raise UsageError(f"-o {output}", expected=f"a file called {name or 'NAME'}.yaml")
         name = output.stem
+    # every architecture's reader is behind it, and the other verbs need none
+    from ssmgen.new import new_spec
+
     name, text = new_spec(
         request.config, tensor_parallel=request.tensor_parallel, name=name, targets=list(request.targets)
     )

@@ -25,6 +25,8 @@ ALIGNMENT = 16
 
 # every chunk a plan may take is a multiple of this many tokens
 _MIN_CHUNK = 16
+# what a launcher checks
+_CHECKED = ("base_divisible_by", "stride_divisible_by", "stride_constant", "shape_divisible_by", "shape_constant")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class ArrayPromise:
     """What holds of one array: the address in bytes; strides and lengths in elements, None where not constant.
 
     Strides are never negative, and strides and lengths fit int32: the kernels' index type (offsets are 64-bit).
-    An axis of one element addresses nothing, so its stride may be replaced by one that fits.
+    An axis of one element addresses nothing, so its stride may be replaced by one that fits. No array overlaps another;
+    only one that is read may overlap itself, as an expanded tensor does.
     """
 
     dtype: str
@@ -42,6 +45,7 @@ class ArrayPromise:
     stride_constant: tuple[int | None, ...]
     shape_divisible_by: tuple[int, ...]
     shape_constant: tuple[int | None, ...]
+    may_overlap_itself: bool
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def promises(parameter: Parameter, variant: str, shape: Shape) -> Promise:
             stride_constant=(*(None for _ in parameter.axes[1:]), 1),
             shape_divisible_by=(1,) * ndim,
             shape_constant=(None,) * ndim,
+            may_overlap_itself=True,
         )
     return ArrayPromise(
         dtype=parameter.dtype,
@@ -83,6 +88,7 @@ def promises(parameter: Parameter, variant: str, shape: Shape) -> Promise:
         stride_constant=(*(None for _ in parameter.axes[1:]), 1),
         shape_divisible_by=tuple(_MIN_CHUNK if axis == "padded" else 1 for axis in parameter.axes),
         shape_constant=tuple(_length(axis, shape) for axis in parameter.axes),
+        may_overlap_itself=False,
     )
 
 
@@ -99,7 +105,7 @@ def as_json(parameter: Parameter, shape: Shape) -> dict[str, Any]:
         data["promises"] = {}
         for variant in VARIANTS:
             promise = asdict(promises(parameter, variant, shape))
-            data["promises"][variant] = {key: promise[key] for key in promise if key not in ("dtype", "ndim")}
+            data["promises"][variant] = {key: promise[key] for key in _CHECKED}
     return data
 
 

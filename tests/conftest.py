@@ -27,6 +27,16 @@ operators:
       long: {when: "B*T > 4096", plan: three_stage}
 targets: [sm_90]
 """
+GDN = """\
+schema: 1
+model: {name: gdn_9b, source: table}
+operators:
+  gated_delta_rule_packed_decode:
+    shape: {key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128}
+    dtypes: {x: bfloat16, state: float32}
+    options: {qk_l2norm: true}
+targets: [sm_90]
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

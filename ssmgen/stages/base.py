@@ -122,7 +122,7 @@ class Stage(ABC):
 
 
 def first_served(stage: Stage, problem: Problem, wishes: Iterable[Any]) -> Any:
-    """The first of `wishes` that the target serves; the last one where it serves none, so that `why_not` can say why."""
+    """The first of `wishes` that the target serves; the last where it serves none, so that `why_not` can say why."""
     wish = None
     for wish in wishes:
         if stage.why_not(wish, problem) is None:
@@ -133,6 +133,12 @@ def first_served(stage: Stage, problem: Problem, wishes: Iterable[Any]) -> Any:
 def power_of_two(n: int) -> int:
     """The smallest power of two >= n."""
     return 1 << (n - 1).bit_length()
+
+
+def dim_tile(head_dim: int, widest: int) -> int:
+    """A head-dim tile: one that covers the axis where it can, the widest that wastes nothing where it cannot."""
+    whole = power_of_two(head_dim)
+    return whole if whole <= widest or head_dim % widest else widest
 
 
 def round_up(n: int, multiple: int) -> int:

@@ -26,6 +26,7 @@ class Context:
 
     title: str
     segments: int
+    chunk: int
     heads: int
     state_tile: int
     state_tiles: int
@@ -43,8 +44,8 @@ class Combine(base.Stage):
     def derive(self, problem: Problem) -> Schedule:
         s = problem.shape
         return Schedule(
-            state_tile=min(64, base.power_of_two(s.state)),
-            head_dim_tile=min(16, base.power_of_two(s.head_dim)),
+            state_tile=min(128, base.power_of_two(s.state)),
+            head_dim_tile=min(8, base.power_of_two(s.head_dim)),
             occupancy=4,
         )
 
@@ -59,6 +60,7 @@ class Combine(base.Stage):
         return Context(
             title=problem.title,
             segments=problem.segments,
+            chunk=problem.chunk,
             heads=problem.shape.heads,
             state_tile=schedule.state_tile,
             state_tiles=-(-problem.shape.state // schedule.state_tile),
@@ -72,8 +74,9 @@ class Combine(base.Stage):
         return (
             Array("initial_states", "float32", ("B", "H", "P", "S"), "caller"),
             Scalar("has_initial_states", "int32"),
+            Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
             Array("segment_states", "float32", ("B", "H", "segments", "P", "S8"), "workspace"),
-            Array("segment_decay", "float32", ("B", "H", "segments"), "workspace"),
+            Array("chunk_decay", "float32", ("B", "H", "chunks"), "workspace"),
             Array("segment_inputs", problem.dtypes.chunk_state, ("B", "H", "segments", "P", "S8"), "workspace"),
             Array("final_states", "float32", ("B", "H", "P", "S"), "result"),
         )

@@ -58,14 +58,16 @@ class Output(base.Stage):
     schedule = Schedule
 
     def derive(self, problem: Problem) -> Schedule:
-        # where the sequence is split there are few heads, so few of them go to a block
-        heads = 16 if not problem.segmented else min(8, max(2, problem.shape.heads // 8))
+        # where the sequence is split there are few heads, so fewer of them go to a block
+        heads = 4 if problem.segmented else 8
+        dim = base.dim_tile(problem.shape.head_dim, 128)
         first = Schedule(
             rows=min(64, problem.chunk),
             heads_per_block=_divisor(problem.heads_per_group, heads),
-            head_dim_tile=min(64, base.power_of_two(problem.shape.head_dim)),
+            head_dim_tile=dim,
             occupancy=2,
-            latency=2,
+            # a higher latency buffers more tiles; a second block of rows leaves no shared memory for it
+            latency=4 if dim > 64 else 3 if problem.chunk <= 64 else 1,
         )
         wishes = (replace(first, rows=rows, head_dim_tile=dim) for rows, dim in _smaller(first))
         served: Schedule = base.first_served(self, problem, wishes)
@@ -129,7 +131,7 @@ class Output(base.Stage):
             # fp32 operands would run on CUDA cores
             to_cb=".astype(ct.tfloat32)" if x == "float32" else "",
             c_to_h="" if x == "bfloat16" else f".astype({scaled})",
-            h_to_operand=f".astype({scaled})" if problem.segmented or problem.dtypes.chunk_state != x else "",
+            h_to_operand=f".astype({scaled})" if f"ct.{problem.dtypes.chunk_state}" != scaled else "",
             x_to_scaled="" if x == "bfloat16" else f".astype({scaled})",
         )
 

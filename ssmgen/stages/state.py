@@ -57,12 +57,14 @@ class State(base.Stage):
 
     def derive(self, problem: Problem) -> Schedule:
         s = problem.shape
+        # short loops want more loads in flight, long ones more blocks on a multiprocessor
+        occupancy, latency = (2, 4) if problem.segmented else (3, 3)
         first = Schedule(
             state_tile=min(64, base.power_of_two(s.state)),
-            head_dim_tile=min(64, base.power_of_two(s.head_dim)),
-            occupancy=2,
-            x_latency=4,
-            b_latency=2 if problem.segmented else 4,
+            head_dim_tile=base.dim_tile(s.head_dim, 64),
+            occupancy=occupancy,
+            x_latency=latency,
+            b_latency=latency,
         )
         wishes = (replace(first, head_dim_tile=max(1, first.head_dim_tile >> n)) for n in range(4))
         served: Schedule = base.first_served(self, problem, wishes)
@@ -117,9 +119,7 @@ class State(base.Stage):
             return (
                 *inputs,
                 chunk_states,
-                Array("chunk_decay", "float32", ("B", "H", "chunks"), "workspace"),
                 Array("segment_states", "float32", ("B", "H", "segments", "P", "S8"), "workspace"),
-                Array("segment_decay", "float32", ("B", "H", "segments"), "workspace"),
             )
         return (
             *inputs,

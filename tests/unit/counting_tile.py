@@ -33,7 +33,7 @@ class Tile:
         return Tile([1 if part is None else next(kept) for part in key])
 
 
-def _together(*operands: Any) -> Tile:
+def _together(*operands: Any, **_: Any) -> Tile:
     shapes = [operand.shape[::-1] if isinstance(operand, Tile) else () for operand in operands]
     sizes = [{size for size in axis if size != 1} or {1} for axis in zip_longest(*shapes, fillvalue=1)]
     assert all(len(size) == 1 for size in sizes), shapes
@@ -88,9 +88,9 @@ class Counts:
             "where": _together,
             "minimum": _together,
             "maximum": _together,
-            "load": lambda array, *, index, shape, **_: Tile(shape),
-            "store": lambda array, *, index, tile, **_: None,
-            "extract": lambda tile, *, index, shape: Tile(shape),
+            "load": lambda array, index, shape, **_: Tile(shape),
+            "store": lambda array, index, tile, **_: None,
+            "extract": lambda tile, index, shape: Tile(shape),
             "zeros": lambda shape, dtype: Tile(shape),
             "arange": lambda size, dtype: Tile((size,)),
             "cdiv": lambda a, b: -(-a // b),

@@ -195,6 +195,7 @@ def write_archive(
             "cubin": name,
             "symbols": {"aligned": "stage_aligned", "general": "stage_general"},
             "parameters": parameters,
+            "source_sha256": hashlib.sha256(STAGE.encode()).hexdigest(),
         }
     index = {"schema": 1, "compiler": "tileiras 13.5", "kernels": kernels}
     (folder / "index.json").write_text(json.dumps(index))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from ssmgen import repository
-from tests.conftest import MODEL, SPEC, Project
-from tests.unit.test_generate import GDN
+from ssmgen import build, repository
+from ssmgen.lock import Lock
+from ssmgen.spec import Spec
+from ssmgen.targets import TARGETS
+from tests.conftest import GDN, MODEL, SPEC, Project
 
 CONFIG = Path(__file__).parent / "configs/nemotron_h_8b.json"
 NAME = "nemotron_h_8b"
@@ -167,3 +170,57 @@ def test_another_version_is_said_once(generated: Project) -> None:
     assert outcome.code == 2
     assert outcome.err.startswith("error: ")
     assert "ssmgen==99.0" in outcome.err
+
+
+def _fake_compiler(monkeypatch: pytest.MonkeyPatch, *rows: build.Row) -> list[tuple[object, ...]]:
+    calls: list[tuple[object, ...]] = []
+
+    def run(pairs: list[tuple[Spec, Lock]], *rest: object) -> list[build.Row]:
+        calls.append(([spec.model.name for spec, _ in pairs], *rest[:2]))
+        return list(rows)
+
+    monkeypatch.setattr(build, "run", run)
+    return calls
+
+
+def _row(stage: str, how: Literal["cached", "compiled", "refused"] = "compiled", reason: str = "") -> build.Row:
+    return build.Row(MODEL, "sm_90", "long", stage, how, 1.5, 2048, reason)
+
+
+def test_build(locked: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _fake_compiler(monkeypatch, _row("state"), _row("output", "cached"))
+    outcome = locked.run("build", MODEL)
+    assert outcome.code == 0, outcome.err
+    assert calls == [([MODEL], [], None)]
+    assert (locked.root / f"generated/{MODEL}/__init__.py").is_file()
+    table = [line.split() for line in outcome.out.splitlines()]
+    assert [MODEL, "sm_90", "1", "1", "0", "4", "3.0"] in [line[:7] for line in table]
+    assert "2 kernels in" in outcome.out
+    assert outcome.err == "", "no progress bar where nobody watches"
+
+
+def test_compile(locked: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _fake_compiler(monkeypatch, _row("state"))
+    outcome = locked.run("compile", "--target", "sm_80", "--target", "sm_120", "-o", "cubins", "--json")
+    assert outcome.code == 0
+    assert calls == [([MODEL], ["sm_80", "sm_120"], Path("cubins"))]
+    assert json.loads(outcome.out)[0]["stage"] == "state"
+    assert not (locked.root / "generated").exists(), "compiling commits nothing"
+    locked.run("compile", "--target", "all")
+    assert calls[-1] == ([MODEL], list(TARGETS), None)
+    assert "expected: one of sm_80" in locked.run("compile", "--target", "sm_91").err
+
+
+def test_a_refused_schedule_is_a_failed_check(locked: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_compiler(monkeypatch, _row("*", "refused", "sm_90: chunk = 48 must be a power of two"))
+    outcome = locked.run("compile")
+    assert outcome.code == 1
+    assert "refused: sm_90: chunk = 48" in outcome.err
+
+
+def test_compile_of_what_has_no_kernels(locked: Project) -> None:
+    locked.write("specs/gdn_9b.yaml", GDN)
+    for verb in ("compile", "build"):
+        outcome = locked.run(verb, "gdn_9b")
+        assert outcome.code == 2
+        assert "gated_delta_rule_packed_decode (gdn_9b)" in outcome.err

@@ -73,10 +73,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "generated").read_text() == "a file"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_folder(tmp_path: Path) -> None:
     _set(a="1").write(tmp_path)
     (tmp_path / "m/a").chmod(0o555)
+    if os.access(tmp_path / "m/a", os.W_OK):
+        pytest.skip("root may write anywhere")
     try:
         with pytest.raises(OutputError, match="cannot be written"):
             _set(a="2", b="1").write(tmp_path)

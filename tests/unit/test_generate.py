@@ -21,18 +21,8 @@ from ssmgen.plans import PlanSchedule, RouteSchedule
 from ssmgen.spec import Spec
 from ssmgen.stages import STAGES
 from ssmgen.targets import TARGETS
-from tests.conftest import MODEL, SPEC, Project
+from tests.conftest import GDN, MODEL, SPEC, Project
 
-GDN = """\
-schema: 1
-model: {name: gdn_9b, source: table}
-operators:
-  gated_delta_rule_packed_decode:
-    shape: {key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128}
-    dtypes: {x: bfloat16, state: float32}
-    options: {qk_l2norm: true}
-targets: [sm_90]
-"""
 INPUTS = re.compile(r"inputs sha256:([0-9a-f]{16})")
 # enough of torch and cuda.tile for the modules to be imported
 STUBS = """

@@ -141,6 +141,13 @@ def test_what_int32_cannot_hold_is_refused(setup, x, found):
     assert "2147483647" in text
 
 
+def test_a_slice_of_one_batch_of_something_huge_is_taken(setup):
+    launch = setup.run(replace(X, shape=(1, 300, 4, 64), strides=(2**40, 7_000_000, 64, 1)), RATES, 1, 0.5)
+    assert launch.parameters[5:9] == ints(300 * 7_000_000, 7_000_000, 64, 1)
+    launch = setup.run(replace(X, shape=(1, 300, 4, 64), strides=(2**40, 7_180_000, 64, 1)), RATES, 1, 0.5)
+    assert launch.parameters[5:7] == ints(2**31 - 8, 7_180_000)
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [

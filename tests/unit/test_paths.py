@@ -72,6 +72,10 @@ def test_find_spec(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no spec") as caught:
         paths.find_spec("nemotron-h-8", here)
     assert caught.value.next == "did you mean nemotron_h_8b?"
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    with pytest.raises(UsageError, match="is no spec"):
+        paths.find_spec(str(config), here)
     with pytest.raises(UsageError, match="is a lock"):
         paths.find_spec("specs/a.lock.yaml", here)
 
