@@ -66,14 +66,10 @@ def spec_paths(arguments: Sequence[str], project: paths.Project) -> list[Path]:
 def open_specs(arguments: Sequence[str], output: Path | None = None) -> Work:
     """The specs that a command line names, or all of the project's, with their locks.
 
-    Raises UsageError where there is none, SpecError and LockError for one that is not valid.
+    Raises UsageError for a name that is none, SpecError and LockError for a spec that is not valid.
     """
     project = paths.project()
-    loaded = tuple(_load(path) for path in spec_paths(arguments, project))
-    work = Work(project, loaded, tuple(arguments), output)
-    if not loaded and not generate.model_folders(work.root):
-        raise UsageError("no specs", where=paths.short(project.specs), next="ssmgen new CONFIG.json")
-    return work
+    return Work(project, tuple(_load(path) for path in spec_paths(arguments, project)), tuple(arguments), output)
 
 
 def _load(path: Path) -> Loaded:
@@ -86,7 +82,7 @@ def _load(path: Path) -> Loaded:
 
 def files(work: Work) -> FileSet:
     """Everything the work's specs generate. Raises UsageError if that is nothing, or would be an orphan at once."""
-    need_kernels(work)
+    _has_kernels(work)
     for each in work.loaded if work.output is None else ():
         if each.path.resolve().parent != work.project.specs:
             raise UsageError(
@@ -98,13 +94,21 @@ def files(work: Work) -> FileSet:
 
 
 def need_kernels(work: Work) -> None:
-    """Raise UsageError where all that is asked for by name has no kernels yet."""
+    """Raise UsageError where there is no spec, or all that is asked for by name has no kernels yet."""
+    if not work.loaded:
+        raise UsageError("no specs", where=paths.short(work.project.specs), next="ssmgen new CONFIG.json")
+    _has_kernels(work)
+
+
+def _has_kernels(work: Work) -> None:
     if work.named and all(not lock.derive(each.spec, each.spec.targets) for each in work.loaded):
         raise UsageError(f"nothing to generate: {work.note}", next="leave it out; the spec itself is valid")
 
 
 def write(work: Work) -> Changes:
-    """Generate the work's files and write what differs."""
+    """Generate the work's files and write what differs. Without any spec only what is left of one can be removed."""
+    if not generate.model_folders(work.root):
+        need_kernels(work)
     return files(work).write(work.root)
 
 

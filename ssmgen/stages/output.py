@@ -37,8 +37,7 @@ class Context:
     heads_per_block: int
     chunk: int
     rows: int
-    row_blocks: int
-    chunk_of_rows: str
+    halves: bool
     state_tile: int
     head_dim_tile: int
     head_dim_tiles: int
@@ -47,6 +46,7 @@ class Context:
     x_dtype: str
     scaled_dtype: str
     to_cb: str
+    before_to_kept: str
     c_to_h: str
     h_to_operand: str
     x_to_scaled: str
@@ -69,7 +69,7 @@ class Output(base.Stage):
             # a higher latency buffers more tiles; a second block of rows leaves no shared memory for it
             latency=4 if dim > 64 else 3 if problem.chunk <= 64 else 1,
         )
-        wishes = (replace(first, rows=rows, head_dim_tile=dim) for rows, dim in _smaller(first))
+        wishes = (replace(first, rows=rows, head_dim_tile=dim) for rows, dim in _smaller(first, problem.chunk))
         served: Schedule = base.first_served(self, problem, wishes)
         return served
 
@@ -81,8 +81,8 @@ class Output(base.Stage):
         )
         if refusal:
             return refusal
-        if problem.chunk % schedule.rows:
-            return f"rows = {schedule.rows} must divide the chunk, {problem.chunk}"
+        if problem.chunk not in (schedule.rows, 2 * schedule.rows):
+            return f"rows = {schedule.rows} must be the chunk, {problem.chunk}, or half of it, {problem.chunk // 2}"
         if problem.heads_per_group % schedule.heads_per_block:
             return (
                 f"heads_per_block = {schedule.heads_per_block} must divide the {problem.heads_per_group} heads of a "
@@ -119,8 +119,7 @@ class Output(base.Stage):
             heads_per_block=schedule.heads_per_block,
             chunk=problem.chunk,
             rows=schedule.rows,
-            row_blocks=problem.chunk // schedule.rows,
-            chunk_of_rows="i_rows" if problem.chunk == schedule.rows else f"i_rows // {problem.chunk // schedule.rows}",
+            halves=problem.chunk == 2 * schedule.rows,
             state_tile=base.power_of_two(s.state),
             head_dim_tile=schedule.head_dim_tile,
             head_dim_tiles=-(-s.head_dim // schedule.head_dim_tile),
@@ -130,6 +129,8 @@ class Output(base.Stage):
             scaled_dtype=scaled,
             # fp32 operands would run on CUDA cores
             to_cb=".astype(ct.tfloat32)" if x == "float32" else "",
+            # half the registers while the heads take their turns; elsewhere the digits matter more
+            before_to_kept=".astype(ct.bfloat16)" if x == "bfloat16" else "",
             c_to_h="" if x == "bfloat16" else f".astype({scaled})",
             h_to_operand=f".astype({scaled})" if f"ct.{problem.dtypes.chunk_state}" != scaled else "",
             x_to_scaled="" if x == "bfloat16" else f".astype({scaled})",
@@ -185,15 +186,13 @@ class Output(base.Stage):
         )
 
 
-def _smaller(first: Schedule) -> Iterator[tuple[int, int]]:
+def _smaller(first: Schedule, chunk: int) -> Iterator[tuple[int, int]]:
     """(rows, head_dim_tile) from the first wish down to what every target serves."""
-    rows = first.rows
-    while rows >= 16:
+    for rows in (first.rows, chunk // 2):
         dim = first.head_dim_tile
         while dim >= 16:
             yield rows, dim
             dim //= 2
-        rows //= 2
 
 
 def _divisor(n: int, at_most: int) -> int:

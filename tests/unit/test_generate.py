@@ -131,7 +131,7 @@ def test_inputs_follow_what_the_file_is_made_from() -> None:
 
     key = ("sm_90", mamba2.NAME, "long")
     stages = dict(known[key].schedule.stages)
-    stages["state"] = dataclasses.replace(stages["state"], occupancy=3)
+    stages["state"] = dataclasses.replace(stages["state"], occupancy=stages["state"].occupancy + 1)
     retuned = Entry(RouteSchedule(known[key].schedule.plan, tuple(stages.items())), "derived")
     after = _inputs(value, {**known, key: retuned})
     changed = {path for path in before if after[path] != before[path] and "/sm_" in path}
