@@ -30,8 +30,8 @@ PURE = (
     *("configs", "ops", "stages"),
 )
 NEVER_AT_IMPORT = ("torch", "cuda", "sympy", "numpy", "triton")
-# the names of mamba_ssm's, vLLM's and torch's own functions; a kernel takes what its operator has
-DROP_IN = ("mamba_chunk_scan_combined",)
+# functions that take an operator's own arguments, in the order that mamba_ssm gives them
+DROP_IN = ("mamba_chunk_scan_combined", "honest")
 MAX_MODULE, MAX_TEMPLATE, MAX_FUNCTION, MAX_PARAMETERS = 300, 120, 60, 6
 
 

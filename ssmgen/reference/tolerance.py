@@ -27,7 +27,7 @@ def limit(honest_error: float) -> float:
     return MARGIN * honest_error + FLOOR
 
 
-def honest(
+def honest(  # noqa: PLR0913 - the arguments of the operator it evaluates
     x: Tensor,
     dt: Tensor,
     A: Tensor,  # noqa: N803

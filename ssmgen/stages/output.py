@@ -38,6 +38,7 @@ class Context:
     chunk: int
     rows: int
     halves: bool
+    keep_loop: bool
     state_tile: int
     head_dim_tile: int
     head_dim_tiles: int
@@ -120,6 +121,8 @@ class Output(base.Stage):
             chunk=problem.chunk,
             rows=schedule.rows,
             halves=problem.chunk == 2 * schedule.rows,
+            # without bulk copies every load is spelt out, in each of the loop's copies
+            keep_loop=not problem.target.tma,
             state_tile=base.power_of_two(s.state),
             head_dim_tile=schedule.head_dim_tile,
             head_dim_tiles=-(-s.head_dim // schedule.head_dim_tile),
@@ -166,24 +169,18 @@ class Output(base.Stage):
 
         b, t = sympy.symbols("B T", positive=True, integer=True)
         s, d, r = problem.shape, problem.dtypes, schedule.rows
-        n = sympy.ceiling(t / problem.chunk)
-        blocks = problem.chunk // r
-        pairs = blocks * (blocks + 1) // 2
-        width = base.ITEM_BYTES[d.x]
-        head_dim = -(-s.head_dim // schedule.head_dim_tile) * schedule.head_dim_tile
-        state = base.power_of_two(s.state)
-        moved = (
-            b * t * width * (2 * s.heads * s.head_dim + 2 * s.groups * s.state) + 8 * b * s.heads * n * problem.chunk
-        )
-        moved += b * s.heads * n * s.state * s.head_dim * base.ITEM_BYTES[d.chunk_state]
-        shared = b * n * (s.heads // schedule.heads_per_block) * pairs * 2 * r * r * state
-        per_head = 2 * problem.chunk * state * head_dim + pairs * 2 * r * r * head_dim
-        steps = -(-s.head_dim // schedule.head_dim_tile)
-        return Cost(
-            bytes=moved,
-            flops=shared + b * n * s.heads * per_head,
-            exponentials=b * n * s.heads * steps * (blocks * (r * r + r) + (blocks - 1) * blocks // 2 * r + blocks - 1),
-        )
+        n, n_chunks, blocks = sympy.ceiling(t / r), sympy.ceiling(t / problem.chunk), problem.chunk // r
+        states = n_chunks + (problem.segments if problem.segmented else 0)
+        moved = b * t * base.ITEM_BYTES[d.x] * (2 * s.heads * s.head_dim + 2 * s.groups * s.state)
+        moved += 8 * b * s.heads * n_chunks * problem.chunk
+        moved += b * s.heads * states * s.state * s.head_dim * base.ITEM_BYTES[d.chunk_state]
+        state, dim = base.power_of_two(s.state), schedule.head_dim_tile
+        steps = s.heads * -(-s.head_dim // dim)
+        shared = s.heads // schedule.heads_per_block * blocks * 2 * r * r * state
+        per_step = (2 if problem.segmented else 1) * 2 * r * state * dim + blocks * 2 * r * r * dim
+        # decays between the rows, of the rows, of the chunk's first half, and since the segment's start
+        exponentials = r * r + r + (r + 1 if blocks > 1 else 0) + problem.segmented
+        return Cost(bytes=moved, flops=b * n * (shared + steps * per_step), exponentials=b * n * steps * exponentials)
 
 
 def _smaller(first: Schedule, chunk: int) -> Iterator[tuple[int, int]]:

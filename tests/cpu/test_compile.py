@@ -70,9 +70,8 @@ def jobs(text: str, target: str) -> list[Job]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("text", [EVEN, ODD], ids=["even", "odd"])
-def test_every_stage_compiles_and_no_host_path_ends_in_a_cubin(text: str, target: str, settings: Settings) -> None:
-    made = build.compile_jobs(jobs(text, target), COMPILER, settings)
+def test_every_stage_compiles_and_no_host_path_ends_in_a_cubin(target: str, settings: Settings) -> None:
+    made = build.compile_jobs([j for j in jobs(EVEN, target) if j.kernel.id.route == "short"], COMPILER, settings)
     assert {c.job.kernel.id.stage for c in made} == {"cumsum", "state", "combine", "output"}
     places = [
         Path.cwd(),
@@ -90,6 +89,11 @@ def test_every_stage_compiles_and_no_host_path_ends_in_a_cubin(text: str, target
         assert f"-arch {target}".encode() in c.cubin
         for place in (*places, "site-packages", "cuda/tile", ".py", "ssmgen"):
             assert os.fsencode(place) not in c.cubin, place
+
+
+def test_sizes_that_are_no_whole_rows_compile(settings: Settings) -> None:
+    made = build.compile_jobs(jobs(ODD, "sm_90"), COMPILER, settings)
+    assert [c.job.kernel.id.route for c in made] == ["short"] * 4 + ["long"] * 3
 
 
 def test_the_same_source_makes_the_same_bytes(settings: Settings, tmp_path: Path) -> None:

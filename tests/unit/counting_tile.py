@@ -40,7 +40,7 @@ def _together(*operands: Any, **_: Any) -> Tile:
     return Tile([size.pop() for size in sizes][::-1])
 
 
-for _name in ("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "ge", "gt", "le", "lt", "eq"):
+for _name in ("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "ge", "gt", "le", "lt", "eq", "and"):
     setattr(Tile, f"__{_name}__", _together)
 
 
@@ -90,6 +90,9 @@ class Counts:
             "maximum": _together,
             "load": lambda array, index, shape, **_: Tile(shape),
             "store": lambda array, index, tile, **_: None,
+            "gather": lambda array, index, **_: _together(*index),
+            "scatter": lambda array, index, value, **_: None,
+            "sum": lambda tile, axis: Tile(tile.shape[:axis] + tile.shape[axis + 1 :]),
             "extract": lambda tile, index, shape: Tile(shape),
             "zeros": lambda shape, dtype: Tile(shape),
             "arange": lambda size, dtype: Tile((size,)),
