@@ -86,19 +86,19 @@ def _state_tiles(shape: Shape) -> int:
 def derive(model: str, operator: Operator, route: str, target: Target) -> RouteSchedule:
     """A first schedule for `route` on `target`, from the shape alone."""
     plan = PLANS[operator.routes[route].plan]
-    shared = _derive_plan(operator.shape, operator.dtypes, plan)
+    shared = _derive_plan(operator.shape, operator.dtypes, plan, target)
     this = problem(model, operator, target, shared)
     return RouteSchedule(shared, tuple((stage.name, stage.derive(this)) for stage in plan.stages))
 
 
-def _derive_plan(shape: Shape, dtypes: Dtypes, plan: Plan) -> PlanSchedule:
+def _derive_plan(shape: Shape, dtypes: Dtypes, plan: Plan, target: Target) -> PlanSchedule:
     if plan.segmented:
         segments = base.power_of_two(-(-FULL_GPU // (shape.heads * _state_tiles(shape))))
         return PlanSchedule(64, max(2, min(segments, DERIVED_SEGMENTS)))
-    # a longer chunk means fewer states to write and read, which is most of the traffic; but its tiles must fit, and a
-    # head dim that is no power of two already wastes part of every product
+    # a longer chunk means fewer states to write and read, which is most of the traffic: measured on an H200, and so far
+    # only there. Its tiles must fit, and a head dim that is no power of two already wastes part of every product
     wide = dtypes.x != "bfloat16" or shape.head_dim & (shape.head_dim - 1)
-    return PlanSchedule(64 if wide else 128)
+    return PlanSchedule(128 if target.name == "sm_90" and not wide else 64)
 
 
 def why_not(schedule: RouteSchedule, plan: Plan, this: Problem) -> str | None:
