@@ -83,9 +83,19 @@ def compiled(what: list[Job], **settings: object) -> list[build.Compiled]:
 def nothing_left(folder: Path) -> None:
     assert not list((folder / "temporary").iterdir())
     assert not [p for p in (folder / "cache").rglob("*") if p.name.startswith(".")]
-    for line in (folder / "log").read_text().splitlines():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(line.split()[0]), 0)
+    started = {line.split()[0] for line in (folder / "log").read_text().splitlines()}
+    deadline = time.monotonic() + 10
+    while (alive := [pid for pid in started if is_worker(pid, folder)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive
+
+
+def is_worker(pid: str, folder: Path) -> bool:
+    """Whether `pid` is still a worker of this test: the system may have given the number to somebody else."""
+    try:
+        return str(folder / "worker.py") in Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_everything_is_compiled_once(log: Path) -> None:
@@ -253,7 +263,8 @@ def test_a_schedule_that_a_target_cannot_serve_is_refused_before_the_compiler_st
     assert (refused.target, refused.how, refused.route) == ("sm_90", "refused", "*")
     assert "occupancy = 99 is outside cuTile's range, 1 to 32" in refused.reason
     assert {row.target for row in rows} == {"sm_120"}
-    assert {row.how for row in rows} == {"compiled"}
+    # two routes may need the same kernel, which is then compiled once
+    assert {row.how for row in rows} <= {"compiled", "cached"}
     assert all(row.bytes == 32000 for row in rows)
 
 
