@@ -10,6 +10,7 @@ import ast
 from collections.abc import Mapping
 
 RUN_TIME = ("B", "T")
+LONGEST = 200
 MODEL = ("heads", "groups", "head_dim", "state")
 _NODES = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.BinOp, ast.Add, ast.Sub, ast.Mult,
@@ -20,6 +21,8 @@ _NODES = (
 
 def parse(text: str) -> ast.Expression:
     """The expression in `text`; ValueError says what in it is not known."""
+    if len(text) > LONGEST or not text.isascii():
+        raise ValueError(f"a condition is at most {LONGEST} ASCII characters")
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as e:
@@ -34,9 +37,23 @@ def parse(text: str) -> ast.Expression:
             raise ValueError(f"{node.value!r} is not a whole number")
         if isinstance(node, ast.Name) and node.id not in RUN_TIME + MODEL:
             raise ValueError(f"unknown name {node.id!r}; known: {', '.join(RUN_TIME + MODEL)}")
-    if not isinstance(tree.body, ast.Compare | ast.BoolOp) and not (isinstance(tree.body, ast.UnaryOp)):
-        raise ValueError("a condition compares: B*T <= 4096")
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv | ast.Mod):
+            divisor = node.right.value if isinstance(node.right, ast.Constant) else 0
+            if not isinstance(divisor, int) or divisor < 1:
+                raise ValueError("// and % take a positive number on their right")
+    _compares(tree.body)
     return tree
+
+
+def _compares(node: ast.expr) -> None:
+    """Raise ValueError unless `node` is made of comparisons alone, joined by and, or, not."""
+    if isinstance(node, ast.BoolOp):
+        for part in node.values:
+            _compares(part)
+    elif isinstance(node, ast.UnaryOp):
+        _compares(node.operand)
+    elif not isinstance(node, ast.Compare):
+        raise ValueError(f"{ast.unparse(node)} compares nothing; a condition is such as B*T <= 4096")
 
 
 def python(text: str, names: Mapping[str, str]) -> str:

@@ -153,8 +153,10 @@ def _replace_all(root: Path, files: Mapping[str, str], removed: list[str]) -> No
     made: list[Path] = []
     try:
         for relative, text in files.items():
-            _make_folders((root / relative).parent, made)
-            staged.append((_stage(root / relative, text), root / relative))
+            # what was just made must be on its list before Ctrl-C can come
+            with _uninterrupted():
+                _make_folders((root / relative).parent, made)
+                staged.append((_stage(root / relative, text), root / relative))
     except BaseException:
         _discard(staged)
         for folder in reversed(made):

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.tokens import AliasToken
 
 from ssmgen.errors import Location, SsmgenError
 from ssmgen.plain_yaml import Key
@@ -19,6 +20,7 @@ from ssmgen.plain_yaml import Key
 def parse(text: str, path: str, error: type[SsmgenError]) -> tuple[Any, dict[Key, int]]:
     """The data in `text` and the 1-based line of every key path; raises `error`, placed in `path`."""
     yaml = YAML(typ="safe", pure=True)
+    _no_aliases(text, path, error)
     try:
         node = yaml.compose(text)
     except MarkedYAMLError as e:
@@ -29,10 +31,23 @@ def parse(text: str, path: str, error: type[SsmgenError]) -> tuple[Any, dict[Key
         raise error("not valid YAML", where=Location(path, line), found=e.problem or e.context) from None
     except ReaderError as e:
         raise error("not valid YAML", where=path, found=e.reason) from None
+    except RecursionError:
+        raise error("nested too deeply", where=path) from None
     if node is None:
         raise error("an empty file", where=path)
     lines: dict[Key, int] = {}
     return _plain(node, (), lines, yaml, (path, error)), lines
+
+
+def _no_aliases(text: str, path: str, error: type[SsmgenError]) -> None:
+    """Raise `error` for an alias: a few of them can spell billions of values, and nothing here repeats itself."""
+    try:
+        for token in YAML(typ="safe", pure=True).scan(text):
+            if isinstance(token, AliasToken):
+                raise error("aliases are not allowed", where=Location(path, token.start_mark.line + 1))
+    except (MarkedYAMLError, ReaderError):
+        # said better by the parser
+        return
 
 
 def _plain(node: Node, key: Key, lines: dict[Key, int], yaml: YAML, origin: tuple[str, type[SsmgenError]]) -> Any:
@@ -53,4 +68,7 @@ def _plain(node: Node, key: Key, lines: dict[Key, int], yaml: YAML, origin: tupl
         return result
     if isinstance(node, SequenceNode):
         return [_plain(item, (*key, i), lines, yaml, origin) for i, item in enumerate(node.value)]
-    return yaml.constructor.construct_object(node, deep=True)
+    try:
+        return yaml.constructor.construct_object(node, deep=True)
+    except ValueError as e:
+        raise error("not a value", where=Location(path, node.start_mark.line + 1), found=e) from None

@@ -53,13 +53,15 @@ def run(root: Path) -> list[Step]:
         git_hook(repository, specs, generated),
         workflow(repository),
     ]
+    # the one step that can still be refused comes before the first file
+    made = _folder(repository, project.specs)
     for change in changes:
         if change.content is not None:
             path = repository.top / change.step.path
             fileset.write_file(path, change.content)
             if change.executable:
                 path.chmod(0o755)
-    return [*(change.step for change in changes), _folder(repository, project.specs)]
+    return [*(change.step for change in changes), made]
 
 
 def _git(root: Path, *arguments: str) -> str:

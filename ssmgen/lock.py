@@ -25,9 +25,9 @@ from ssmgen.targets import TARGETS, target
 class Measured(Closed):
     """A timing that chose a schedule, with the conditions it was taken under."""
 
-    us: float
-    margin_us: float
-    samples: int
+    us: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    margin_us: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    samples: Annotated[int, Field(gt=0)]
     conditions: str
 
 

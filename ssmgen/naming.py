@@ -5,11 +5,14 @@ It knows no files: `paths` does.
 
 from __future__ import annotations
 
+import keyword
 import re
 from dataclasses import dataclass
 
 from ssmgen.errors import SpecError
 
+# a folder and a module are named so
+_LONGEST = 100
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -27,12 +30,13 @@ def model_name(source: str) -> str:
 
 def check_name(kind: str, name: str, source: str | None = None) -> None:
     """Raise SpecError unless `name` is lower-case words of a-z, 0-9 and _ that start with a letter."""
-    if not _WORD.fullmatch(name):
+    if not _WORD.fullmatch(name) or len(name) > _LONGEST or keyword.iskeyword(name):
         raise SpecError(
             f"no valid {kind} name in {source if source is not None else name!r}",
             found=repr(name),
-            expected="lower-case letters, digits and _, starting with a letter, such as nemotron_h_8b or qwen3p5_9b",
-            next="give the name yourself",
+            expected="lower-case letters, digits and _, starting with a letter, no Python keyword, at most "
+            f"{_LONGEST} characters, such as nemotron_h_8b or qwen3p5_9b",
+            next=f"give another {kind} name",
         )
 
 

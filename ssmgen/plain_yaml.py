@@ -121,7 +121,7 @@ def _flow(lines: list[str], at: int, text: str, key: Key, places: dict[Key, int]
 def _scalar(text: str) -> Any:
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    if match := _NUMBER.fullmatch(text):
+    if len(text) <= 40 and (match := _NUMBER.fullmatch(text)):
         return float(text) if match[1] else int(text)
     if match := _QUOTED.fullmatch(text):
         return match[1]

@@ -112,6 +112,9 @@ def why_not(schedule: RouteSchedule, plan: Plan, this: Problem) -> str | None:
     if plan.segmented != (segments > 1):
         takes = "at least 2" if plan.segmented else "1"
         return f"plan: segments = {segments} does not fit the plan {plan.name}, which takes {takes}"
+    if segments & (segments - 1):
+        lower = base.power_of_two(segments) // 2
+        return f"plan: segments = {segments} must be a power of two; nearest: {lower} or {2 * lower}"
     for stage in plan.stages:
         reason = stage.why_not(schedule.stage(stage.name), this)
         if reason:

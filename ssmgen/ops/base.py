@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ssmgen import conditions
+from ssmgen.errors import SpecError
+from ssmgen.naming import check_name
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 Size = Annotated[int, Field(gt=0, le=65536)]
@@ -26,6 +28,17 @@ class Closed(BaseModel):
 def _condition(text: str) -> str:
     conditions.parse(text)
     return text
+
+
+def _name(value: str) -> str:
+    try:
+        check_name("route", value)
+    except SpecError as e:
+        raise ValueError(f"{value[:40]!r} is no route name; {e.expected}") from None
+    return value
+
+
+RouteName = Annotated[str, AfterValidator(_name)]
 
 
 class Route(Closed):

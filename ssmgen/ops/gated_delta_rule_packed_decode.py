@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ssmgen.ops.base import Closed, Dim, Dtype, Route, Size
+from ssmgen.ops.base import Closed, Dim, Dtype, Route, RouteName, Size
 
 NAME = "gated_delta_rule_packed_decode"
 
@@ -50,4 +50,4 @@ class Operator(Closed):
     shape: Shape
     dtypes: Dtypes
     options: Options
-    routes: dict[str, Route] = Field(default_factory=dict)
+    routes: dict[RouteName, Route] = Field(default_factory=dict)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ssmgen.ops.base import Closed, Dim, Dtype, Route, Size
+from ssmgen.ops.base import Closed, Dim, Dtype, Route, RouteName, Size
 
 NAME = "mamba_chunk_scan_combined"
 PLANS = ("three_stage", "segmented")
@@ -64,7 +64,7 @@ class Operator(Closed):
     shape: Shape
     dtypes: Dtypes
     options: Options
-    routes: dict[str, Route] = Field(min_length=1)
+    routes: dict[RouteName, Route] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _known_plans(self) -> Operator:

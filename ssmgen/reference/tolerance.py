@@ -40,11 +40,14 @@ def honest(  # noqa: PLR0913 - the arguments of the operator it evaluates
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     chunk: int = 64,
+    chunk_state: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output (B, T, H, P) and final states (B, H, P, S), fp64 holding what x's dtype can: arguments as the reference's.
 
-    bfloat16 activations round to bfloat16; float16 and float32 to tfloat32, in which their scaled products run.
+    bfloat16 activations round to bfloat16; float16 and float32 to tfloat32, in which their products run. `chunk_state`
+    is the dtype of stored chunk states, by default bfloat16 for bfloat16 activations and otherwise float32.
     """
+    stored = chunk_state or (torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32)
     batch, tokens, heads, head_dim = x.shape
     group = torch.arange(heads, device=x.device) // (heads // B.shape[2])
     step = time_step(dt, dt_bias, dt_softplus, dt_limit)
@@ -54,19 +57,24 @@ def honest(  # noqa: PLR0913 - the arguments of the operator it evaluates
     out = torch.empty(x.shape, dtype=torch.float64, device=x.device)
     for first in range(0, tokens, chunk):
         rows = slice(first, first + chunk)
+        # bfloat16 and float16 are operands as they are; float32 loses digits on the way
         x_k = x[:, rows].double().transpose(1, 2)
         b, c = (t[:, rows].double()[:, :, group].transpose(1, 2) for t in (B, C))
+        x_operand, b_operand, c_operand = (
+            (t if x.dtype != torch.float32 else _rounded(t, x.dtype)) for t in (x_k, b, c)
+        )
         dt_k = step[:, rows].transpose(1, 2)
         log = torch.cumsum(A.double()[:, None] * dt_k, dim=2)
         decay = torch.exp((log[..., :, None] - log[..., None, :]).clamp(max=0.0)).tril()
-        pairs = _rounded((c @ b.transpose(2, 3)) * decay * dt_k[..., None, :], x.dtype)
-        y = torch.exp(log)[..., None] * (c @ _rounded(h, x.dtype).transpose(2, 3)) + pairs @ x_k
+        pairs = _rounded((c_operand @ b_operand.transpose(2, 3)) * decay * dt_k[..., None, :], x.dtype)
+        entering = _rounded(h.to(stored).double(), x.dtype)
+        y = torch.exp(log)[..., None] * (c_operand @ entering.transpose(2, 3)) + pairs @ x_operand
         if D is not None:
             y = y + D.double()[:, None, None] * x_k
         out[:, rows] = y.to(x.dtype).double().transpose(1, 2)
         weight = torch.exp(log[..., -1:] - log) * dt_k
         h = torch.exp(log[..., -1])[..., None, None] * h
-        h = h + x_k.transpose(2, 3) @ _rounded(b * weight[..., None], x.dtype)
+        h = h + x_operand.transpose(2, 3) @ _rounded(b * weight[..., None], x.dtype)
     return out, h
 
 

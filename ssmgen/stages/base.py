@@ -166,6 +166,26 @@ def not_positive(schedule: Any) -> str | None:
     return None
 
 
+def tile_refusal(schedule: Any, lengths: dict[str, int]) -> str | None:
+    """The refusal of the first named tile that is no power of two, or wider than the power of two its axis needs."""
+    refusal = not_power_of_two(schedule, tuple(lengths))
+    if refusal:
+        return refusal
+    for name, length in lengths.items():
+        value: int = getattr(schedule, name)
+        if value > power_of_two(length):
+            return f"{name} = {value} is wider than its axis of {length}; at most {power_of_two(length)}"
+    return None
+
+
+def row_refusal(state_tile: int, state: int) -> str | None:
+    """The refusal of a state tile that leaves part of a workspace's row unwritten: rows are whole 8 elements."""
+    least = min(8, power_of_two(state))
+    if state_tile < least:
+        return f"state_tile = {state_tile} would leave elements of a row of 8 unwritten; at least {least}"
+    return None
+
+
 def hint_refusal(schedule: Any) -> str | None:
     """The refusal of a compiler hint outside what cuTile takes: occupancy 1 to 32, latencies 1 to 10."""
     for field in fields(schedule):

@@ -53,7 +53,8 @@ class Combine(base.Stage):
         return (
             base.not_positive(schedule)
             or base.hint_refusal(schedule)
-            or base.not_power_of_two(schedule, ("state_tile", "head_dim_tile"))
+            or base.tile_refusal(schedule, {"state_tile": problem.shape.state, "head_dim_tile": problem.shape.head_dim})
+            or base.row_refusal(schedule.state_tile, problem.shape.state)
         )
 
     def context(self, schedule: Schedule, problem: Problem) -> Context:

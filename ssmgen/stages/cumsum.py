@@ -48,7 +48,7 @@ class Cumsum(base.Stage):
         return (
             base.not_positive(schedule)
             or base.hint_refusal(schedule)
-            or base.not_power_of_two(schedule, ("head_tile",))
+            or base.tile_refusal(schedule, {"head_tile": problem.shape.heads})
         )
 
     def context(self, schedule: Schedule, problem: Problem) -> Context:

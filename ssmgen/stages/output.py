@@ -78,7 +78,8 @@ class Output(base.Stage):
         refusal = (
             base.not_positive(schedule)
             or base.hint_refusal(schedule)
-            or base.not_power_of_two(schedule, ("rows", "head_dim_tile"))
+            or base.not_power_of_two(schedule, ("rows",))
+            or base.tile_refusal(schedule, {"head_dim_tile": problem.shape.head_dim})
         )
         if refusal:
             return refusal
@@ -187,7 +188,7 @@ def _smaller(first: Schedule, chunk: int) -> Iterator[tuple[int, int]]:
     """(rows, head_dim_tile) from the first wish down to what every target serves."""
     for rows in (first.rows, chunk // 2):
         dim = first.head_dim_tile
-        while dim >= 16:
+        while dim >= min(16, first.head_dim_tile):
             yield rows, dim
             dim //= 2
 

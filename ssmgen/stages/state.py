@@ -71,8 +71,13 @@ class State(base.Stage):
         return served
 
     def why_not(self, schedule: Schedule, problem: Problem) -> str | None:
-        names = ("state_tile", "head_dim_tile")
-        refusal = base.not_positive(schedule) or base.hint_refusal(schedule) or base.not_power_of_two(schedule, names)
+        lengths = {"state_tile": problem.shape.state, "head_dim_tile": problem.shape.head_dim}
+        refusal = (
+            base.not_positive(schedule)
+            or base.hint_refusal(schedule)
+            or base.tile_refusal(schedule, lengths)
+            or base.row_refusal(schedule.state_tile, problem.shape.state)
+        )
         if refusal:
             return refusal
         width = base.ITEM_BYTES[problem.dtypes.x]

@@ -229,3 +229,12 @@ def test_a_file_that_cannot_be_written_is_an_output_error(repository: Path, monk
     with pytest.raises(OutputError, match="cannot be written"):
         init.run(repository)
     assert contents(repository) == before
+
+
+def test_a_file_where_a_folder_should_be_leaves_the_repository_as_it_was(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "specs").write_text("hi\n")
+    with pytest.raises(OutputError):
+        init.run(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".git", "specs"]
+    assert not (tmp_path / ".git/hooks/pre-commit").exists()

@@ -251,7 +251,8 @@ class TestNames:
             make(copied(tmp_path, "nemotron_h_8b", "8b.json"))
         assert str(caught.value) == (
             "no valid model name in '8b'\n  found:    '8b'\n  expected: lower-case letters, digits and _,"
-            " starting with a letter, such as nemotron_h_8b or qwen3p5_9b\n  next:     give the name yourself"
+            " starting with a letter, no Python keyword, at most 100 characters, such as nemotron_h_8b or qwen3p5_9b"
+            "\n  next:     give another model name"
         )
 
 
