@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssmgen.ops.base import Route
-from ssmgen.ops.mamba_chunk_scan_combined import Dtypes, Operator, Options, Shape
+from ssmgen.ops.mamba_chunk_scan_combined import Dtypes, Operator, Shape
 from ssmgen.stages import STAGES, base
 from ssmgen.stages.base import Problem, Stage
 from ssmgen.targets import Target
@@ -120,17 +120,3 @@ def why_not(schedule: RouteSchedule, plan: Plan, this: Problem) -> str | None:
         if reason:
             return f"{stage.name}: {reason}"
     return None
-
-
-__all__ = [
-    "PLANS",
-    "Dtypes",
-    "Options",
-    "Plan",
-    "PlanSchedule",
-    "RouteSchedule",
-    "derive",
-    "derive_routes",
-    "problem",
-    "why_not",
-]

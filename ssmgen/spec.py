@@ -16,10 +16,9 @@ from pydantic import AfterValidator, Field, ValidationError
 from ssmgen import located_yaml
 from ssmgen.errors import SpecError, SsmgenError
 from ssmgen.located_yaml import Document, Key
-from ssmgen.naming import check_name
 from ssmgen.ops import gated_delta_rule_packed_decode as gdn
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
-from ssmgen.ops.base import Closed
+from ssmgen.ops.base import Closed, named
 from ssmgen.targets import TARGETS
 
 SCHEMA = 1
@@ -28,14 +27,6 @@ _NOT_HERE = {
     "chunk": "the chunk is the schedule's and never changes the result: it is in the lock, under plan",
     "chunk_size": "the chunk is the schedule's and never changes the result: it is in the lock, under plan",
 }
-
-
-def _name(value: str) -> str:
-    try:
-        check_name("model", value)
-    except SpecError as e:
-        raise ValueError(f"{value!r} is no model name; {e.expected}") from None
-    return value
 
 
 def _target(value: str) -> str:
@@ -47,7 +38,7 @@ def _target(value: str) -> str:
 class Model(Closed):
     """Where the numbers come from: a config.json (`config_sha256` of its bytes) or `source: table`."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Annotated[str, named("model")]
     source: str
     config_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     tensor_parallel: Annotated[int, Field(gt=0)] = 1

@@ -30,15 +30,20 @@ def _condition(text: str) -> str:
     return text
 
 
-def _name(value: str) -> str:
-    try:
-        check_name("route", value)
-    except SpecError as e:
-        raise ValueError(f"{value[:40]!r} is no route name; {e.expected}") from None
-    return value
+def named(kind: str) -> AfterValidator:
+    """A validator that admits what `naming` takes for the name of a `kind`."""
+
+    def check(value: str) -> str:
+        try:
+            check_name(kind, value)
+        except SpecError as e:
+            raise ValueError(f"{value[:40]!r} is no {kind} name; {e.expected}") from None
+        return value
+
+    return AfterValidator(check)
 
 
-RouteName = Annotated[str, AfterValidator(_name)]
+RouteName = Annotated[str, named("route")]
 
 
 class Route(Closed):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ssmgen.ops.mamba_chunk_scan_combined import Dtypes, Options, Shape
 from ssmgen.targets import Target
@@ -71,12 +71,6 @@ class Problem:
         """What a generated docstring calls the model: its name and the sizes that are baked in."""
         s = self.shape
         return f"{self.model} (H={s.heads}, G={s.groups}, P={s.head_dim}, S={s.state}, {self.dtypes.x})"
-
-
-class Schedule(Protocol):
-    """A frozen dataclass of positive ints: tile sizes and hints of one stage."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 @dataclass(frozen=True)
