@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ class Job:
     kernel: Kernel
     shape: Shape
     schedule: str
+    variants: tuple[str, ...] = signatures.VARIANTS
+    options: tuple[str, ...] = OPTIONS
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,17 @@ def jobs_of(spec: Spec, known: Lock, target: str) -> list[Job]:
     return jobs
 
 
+def check(spec: Spec, known: Lock, settings: Settings | None = None) -> None:
+    """Compile the kernels of `spec` for its first target, unoptimised and in one variant, to see that they compile.
+
+    Raises CompilerError for the first that cuTile refuses.
+    """
+    jobs = [
+        replace(job, variants=(signatures.ALIGNED,), options=("-O0",)) for job in jobs_of(spec, known, spec.targets[0])
+    ]
+    compile_jobs(jobs, check_compiler(), settings)
+
+
 def compile_jobs(jobs: Sequence[Job], compiler: CompilerInfo, settings: Settings | None = None) -> list[Compiled]:
     """Compile `jobs`, each distinct kernel once; the result is in their order.
 
@@ -164,7 +177,7 @@ def _request(job: Job, compiler: CompilerInfo) -> Request:
         "target": job.kernel.id.target,
         "signatures": _signatures(job),
         "tileiras": str(compiler.tileiras),
-        "options": OPTIONS,
+        "options": job.options,
     }
 
 
@@ -174,14 +187,14 @@ def _signatures(job: Job) -> list[dict[str, Any]]:
             "symbol": signatures.symbol(job.kernel.symbol, variant),
             "promises": [asdict(signatures.promises(p, variant, job.shape)) for p in job.kernel.parameters],
         }
-        for variant in signatures.VARIANTS
+        for variant in job.variants
     ]
 
 
 def key(job: Job, compiler: CompilerInfo) -> str:
     """The sha256 of all that a cubin depends on; the title, comments and layout of the source are not among it."""
     made_from = [
-        _code(job.kernel.text), job.kernel.symbol, _signatures(job), job.kernel.id.target, OPTIONS,
+        _code(job.kernel.text), job.kernel.symbol, _signatures(job), job.kernel.id.target, job.options,
         sorted(compiler.versions.items()), hashlib.sha256(WORKER.read_bytes()).hexdigest(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()

@@ -6,6 +6,8 @@ Each verb calls one function of the module that does the work; nothing heavy is 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ssmgen.errors import SsmgenError
+from ssmgen.errors import Interrupted, SsmgenError
 
 if TYPE_CHECKING:
-    from ssmgen.build import Row
     from ssmgen.fileset import Changes
     from ssmgen.repository import Check, Work
 
@@ -24,16 +25,26 @@ if TYPE_CHECKING:
 class _Group(TyperGroup):
     """Turns ssmgen's errors into one message and an exit code; a traceback means a defect of ssmgen's own."""
 
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        with _told():
+            return super().make_context(*arguments, **more)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _told():
             return super().invoke(ctx)
-        except SsmgenError as e:
-            sys.stdout.flush()
-            print(f"error: {e}", file=sys.stderr)
-            raise typer.Exit(e.exit_code) from None
-        except KeyboardInterrupt:
-            print("\ninterrupted: no file was left half-written", file=sys.stderr)
-            raise typer.Exit(130) from None
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except SsmgenError as e:
+        sys.stdout.flush()
+        print(f"error: {e}", file=sys.stderr)
+        raise typer.Exit(e.exit_code) from None
+    except KeyboardInterrupt:
+        print(f"\nerror: {Interrupted()}", file=sys.stderr)
+        raise typer.Exit(Interrupted.exit_code) from None
 
 
 app = typer.Typer(
@@ -179,8 +190,11 @@ def compile_(
 def build(spec: Specs = None, target: Targets = None, jobs: Jobs = None, as_json: Json = False) -> None:
     """Do it all: generate the kernels, compile them, and say in one table what was done."""
     from ssmgen import repository
+    from ssmgen.compiler import check_compiler
 
     work = repository.open_specs(spec or [])
+    # a build that cannot end writes nothing
+    check_compiler()
     changes = repository.write(work)
     if not as_json:
         _written(work, changes, as_json)
@@ -197,7 +211,7 @@ def _targets(given: list[str] | None) -> list[str]:
 def _compiled(work: Work, targets: list[str], archive: Path | None, jobs: int | None, as_json: bool) -> None:
     import time
 
-    from ssmgen import build, table
+    from ssmgen import build, build_view, table
 
     start = time.perf_counter()
     pairs = [(each.spec, each.lock) for each in work.loaded]
@@ -206,7 +220,7 @@ def _compiled(work: Work, targets: list[str], archive: Path | None, jobs: int | 
     if as_json:
         _print_json([asdict(row) for row in rows])
     else:
-        _print_rows(rows)
+        build_view.show(rows)
         print(f"{len(rows) - len(refused)} kernels in {time.perf_counter() - start:.1f} s")
         for row in refused:
             print(f"refused: {row.reason}", file=sys.stderr)
@@ -217,23 +231,35 @@ def _compiled(work: Work, targets: list[str], archive: Path | None, jobs: int | 
         raise typer.Exit(1)
 
 
-def _print_rows(rows: list[Row]) -> None:
-    """One line a model and target."""
-    from ssmgen import table
+@app.command(epilog=_example("ssmgen verify nemotron_h_8b --examples 4"))
+def verify(  # noqa: PLR0913, PLR0917 - one option a parameter
+    spec: Specs = None,
+    device: Annotated[str, typer.Option(help="cpu: the interpreter; cuda: this GPU.")] = "cpu",
+    archive: Annotated[
+        Path | None, typer.Option(help="Launch the cubins of ssmgen compile; needs --device cuda.")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=1, help="Calls a model.")] = 8,
+    seed: Annotated[int, typer.Option(help="Which calls are drawn.")] = 0,
+    problem: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE,…", help="These, instead of drawn ones.")
+    ] = None,
+    compiling: Annotated[bool, typer.Option("--compile/--no-compile", help="On the CPU, also compile.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run drawn calls and compare with the fp64 recurrence: exit 1 where one is wrong or breaks a rule of cuTile.
 
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.model, row.target), []).append(row)
-    # compiling proves nothing about the numbers, and only a device can run a cubin
-    verified = "not run" if Path("/dev/nvidiactl").exists() else "no GPU here"
-    lines = []
-    for (model, target), group in groups.items():
-        counts = [sum(row.how == how for row in group) for how in ("compiled", "cached", "refused")]
-        size = sum(row.bytes for row in group) / 1024
-        seconds = sum(row.seconds for row in group)
-        lines.append([model, target, *map(str, counts), f"{size:.0f}", f"{seconds:.1f}", verified])
-    columns = ("model", "target", "compiled", "cached", "refused", "KiB", "compiler s", "verified")
-    table.show("kernels", columns, lines)
+    A --problem that describes a model, and not only a call, needs no SPEC.
+    """
+    from ssmgen.verify import report
+
+    request = report.Request(tuple(spec or ()), device, archive, examples, seed, tuple(problem or ()), compiling)
+    rows = report.run(request)
+    if as_json:
+        _print_json([asdict(row) for row in rows])
+    else:
+        report.show(rows)
+    if any(row.failure for row in rows):
+        raise typer.Exit(1)
 
 
 @app.command(epilog=_example("ssmgen explain nemotron_h_8b"))

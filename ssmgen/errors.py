@@ -9,15 +9,21 @@
     ├── RenderError            a template and its context disagree
     ├── OutputError            a folder that cannot be written
     ├── CompilerError          the cuTile compiler is missing, mismatched, or refuses a kernel
-    └── LaunchError            generated kernels cannot run here, or an argument breaks their contract
+    ├── LaunchError            generated kernels cannot run here, or an argument breaks their contract
+    ├── Interrupted            Ctrl-C
+    ├── InterpreterError       a kernel asks for what the interpreter does not know
+    └── SanitizerError         a kernel breaks a rule of cuTile, named by `rule`
 
 It formats; it never logs, exits or guesses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,33 @@ class SsmgenError(Exception):
         return "\n".join(lines)
 
 
+@contextmanager
+def then_run(command: str) -> Iterator[None]:
+    """Complete the `next` of every error that leaves the block: what to mend, then `command`.
+
+    A `next` that names a command of ssmgen is complete as it is.
+    """
+    try:
+        yield
+    except SsmgenError as e:
+        if e.next is None or "ssmgen " not in e.next:
+            e.next = f"{e.next or f'correct {e.where}'}, then run: {command}"
+        raise
+
+
+class ViolationError(ValueError):
+    """What a validator finds wrong: `key` is the part of its own value that is; the rest as in `SsmgenError`."""
+
+    def __init__(
+        self, what: str, *, found: object, expected: str, next: str | None = None, key: tuple[str, ...] = ()
+    ) -> None:
+        self.found = str(found)
+        self.expected = expected
+        self.next = next
+        self.key = key
+        super().__init__(what)
+
+
 class UsageError(SsmgenError):
     """A command line that cannot be obeyed."""
 
@@ -98,3 +131,22 @@ class CompilerError(SsmgenError):
 
 class LaunchError(SsmgenError):
     """Generated kernels cannot run here, or an argument breaks their contract."""
+
+
+class Interrupted(SsmgenError):  # noqa: N818 - not an error of anybody's
+    """Ctrl-C: what was there is whole, since files are moved in all at once."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted by Ctrl-C; no file was left half-written", next="run it again")
+
+
+class InterpreterError(SsmgenError):
+    """A kernel asks for what the interpreter does not know; `where` is its file and line."""
+
+
+class SanitizerError(SsmgenError):
+    """A kernel breaks a rule of cuTile that a GPU would not check: `rule`, at the file and line in `where`."""
+
+    def __init__(self, rule: str, what: str, **more: Any) -> None:
+        self.rule = rule
+        super().__init__(f"[{rule}] {what}", **more)

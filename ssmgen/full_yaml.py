@@ -16,6 +16,8 @@ from ruamel.yaml.tokens import AliasToken
 from ssmgen.errors import Location, SsmgenError
 from ssmgen.plain_yaml import Key
 
+_YAML = "YAML 1.2: `key: value`, every bracket and quote closed"
+
 
 def parse(text: str, path: str, error: type[SsmgenError]) -> tuple[Any, dict[Key, int]]:
     """The data in `text` and the 1-based line of every key path; raises `error`, placed in `path`."""
@@ -28,13 +30,17 @@ def parse(text: str, path: str, error: type[SsmgenError]) -> tuple[Any, dict[Key
         at_end = "stream end" in (e.problem or "")
         mark = (at_end and e.context_mark) or e.problem_mark or e.context_mark
         line = mark.line + 1 if mark else 0
-        raise error("not valid YAML", where=Location(path, line), found=e.problem or e.context) from None
+        raise error(
+            "not valid YAML", where=Location(path, line), found=e.problem or e.context, expected=_YAML
+        ) from None
     except ReaderError as e:
-        raise error("not valid YAML", where=path, found=e.reason) from None
+        where = Location(path, text.count("\n", 0, e.position) + 1)
+        raise error("not valid YAML", where=where, found=e.reason, expected="printable characters") from None
     except RecursionError:
-        raise error("nested too deeply", where=path) from None
+        where = Location(path, 1)
+        raise error("nested too deeply", where=where, found="hundreds of levels", expected="a few levels") from None
     if node is None:
-        raise error("an empty file", where=path)
+        return None, {(): 1}
     lines: dict[Key, int] = {}
     return _plain(node, (), lines, yaml, (path, error)), lines
 
@@ -44,7 +50,13 @@ def _no_aliases(text: str, path: str, error: type[SsmgenError]) -> None:
     try:
         for token in YAML(typ="safe", pure=True).scan(text):
             if isinstance(token, AliasToken):
-                raise error("aliases are not allowed", where=Location(path, token.start_mark.line + 1))
+                raise error(
+                    "aliases are not allowed",
+                    where=Location(path, token.start_mark.line + 1),
+                    found=f"*{token.value}",
+                    expected="the value itself",
+                    next=f"write out what *{token.value} stands for",
+                )
     except (MarkedYAMLError, ReaderError):
         # said better by the parser
         return
@@ -59,10 +71,15 @@ def _plain(node: Node, key: Key, lines: dict[Key, int], yaml: YAML, origin: tupl
             name = key_node.value if isinstance(key_node, ScalarNode) else None
             here = Location(path, key_node.start_mark.line + 1)
             if name is None:
-                raise error("a key that is not plain text", where=here)
+                raise error("a key that is not plain text", where=here, found="a mapping or list", expected="a name")
             if name in result:
-                first = lines[(*key, name)]
-                raise error(f"key {name!r} given twice", where=here, found=f"first given on line {first}")
+                raise error(
+                    f"key {name!r} given twice",
+                    where=here,
+                    found=f"first given on line {lines[(*key, name)]}",
+                    expected="each key once",
+                    next="keep one of the two",
+                )
             lines[(*key, name)] = here.line
             result[name] = _plain(value_node, (*key, name), lines, yaml, origin)
         return result
@@ -71,4 +88,5 @@ def _plain(node: Node, key: Key, lines: dict[Key, int], yaml: YAML, origin: tupl
     try:
         return yaml.constructor.construct_object(node, deep=True)
     except ValueError as e:
-        raise error("not a value", where=Location(path, node.start_mark.line + 1), found=e) from None
+        where = Location(path, node.start_mark.line + 1)
+        raise error("not a value", where=where, found=e, expected="a number, a string, true or false") from None

@@ -142,7 +142,12 @@ def collect(specs: Sequence[tuple[Spec, Lock]], root: Path | None = None) -> Fil
     sources: dict[str, Spec] = {}
     for spec, lock in specs:
         if spec.model.name in sources:
-            raise SpecError(f"two specs of the name {spec.model.name}", next="rename one of them")
+            raise SpecError(
+                f"two specs of the name {spec.model.name}",
+                found=f"sources {sources[spec.model.name].model.source} and {spec.model.source}",
+                expected="each name once",
+                next="rename one of them: its file and model.name",
+            )
         sources[spec.model.name] = spec
         files |= fileset(spec, lock)
     others = model_folders(root) if root else []

@@ -13,7 +13,7 @@ from ssmgen.lock import Lock
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.plans import PLANS, RouteSchedule
 from ssmgen.spec import Spec
-from ssmgen.stages.base import Array, Problem, Stage, round_up
+from ssmgen.stages.base import Array, Problem, Stage, round_up, step_formula
 from ssmgen.targets import target
 
 LINE = 120
@@ -87,8 +87,6 @@ def context(spec: Spec, lock: Lock) -> Context:
         for route in operator.routes
     )
     skip, bias = options.D == "per_head", options.dt_bias
-    formula = "dt + dt_bias" if bias else "dt"
-    formula = f"softplus({formula})" if options.dt_softplus else formula
     named = [name for name, used in (("D", skip), ("dt_bias", bias)) if used]
     first = next(iter(operator.routes))
     problem = plans.problem(
@@ -107,7 +105,7 @@ def context(spec: Spec, lock: Lock) -> Context:
         dt_softplus=options.dt_softplus,
         dt_limit=options.dt_limit != "none",
         skip_formula=" + D x_t" if skip else "",
-        dt_formula=f"clamp({formula}, *dt_limit)" if options.dt_limit != "none" else formula,
+        dt_formula=step_formula(options, "*dt_limit"),
         vectors="".join(f"; {name} ({shape.heads},)" for name in named),
         optional_tensors="".join(f"{name}, " for name in named),
         routes=routes,

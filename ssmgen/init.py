@@ -13,9 +13,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ssmgen import fileset, paths, render
+from ssmgen import fileset, paths, render, writing
 from ssmgen.errors import Location, OutputError, UsageError
-from ssmgen.init_guards import Change, Repository, Step, framework_hook, git_hook, joined, read, workflow
+from ssmgen.init_guards import (
+    Change,
+    Repository,
+    Step,
+    framework_hook,
+    git_hook,
+    joined,
+    property_tests,
+    read,
+    workflow,
+)
 
 # these names go into shell, YAML and gitattributes unquoted
 _PLAIN = re.compile(r"[\w.][\w./-]*", re.ASCII)
@@ -52,13 +62,14 @@ def run(root: Path) -> list[Step]:
         framework_hook(repository, specs, generated),
         git_hook(repository, specs, generated),
         workflow(repository),
+        property_tests(repository),
     ]
     # the one step that can still be refused comes before the first file
     made = _folder(repository, project.specs)
     for change in changes:
         if change.content is not None:
             path = repository.top / change.step.path
-            fileset.write_file(path, change.content)
+            writing.write_file(path, change.content)
             if change.executable:
                 path.chmod(0o755)
     return [*(change.step for change in changes), made]

@@ -22,12 +22,18 @@ from ssmgen.errors import UsageError
 
 COMMAND = "ssmgen generate --check"
 MARK = "written by `ssmgen init`"
+PROPERTY_TESTS = "tests/test_ssmgen_kernels.py"
+# the workflow installs from a package index
+_NOT_RELEASED = """\
+note: ssmgen is on no package index yet. Until it is, change the workflow's line that installs it, such as to
+python -m pip install "ssmgen[compile,test] @ git+https://YOUR_HOST/ssmgen@COMMIT"
+"""
 Action = Literal["written", "extended", "kept", "by hand"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One file or folder: what was done, and why or what is left to do; `text` is what is to be added by hand."""
+    """One file or folder: what was done, and why or what is left to do; `text` is what is to be done by hand."""
 
     path: str
     action: Action
@@ -87,6 +93,14 @@ class Workflow:
     """Names of workflow.yml.jinja."""
 
     folder: str
+    tests: str
+
+
+@dataclass(frozen=True)
+class PropertyTests:
+    """Names of test_kernels.py.jinja: calls a spec."""
+
+    examples: int
 
 
 def read(path: Path, strict: bool = True) -> str | None:
@@ -172,9 +186,22 @@ def git_hook(repository: Repository, specs: str, generated: str) -> Change:
 def workflow(repository: Repository) -> Change:
     path = repository.top / ".github" / "workflows" / "ssmgen.yml"
     name, text = repository.name(path), read(path)
-    content = render.render("init/workflow.yml.jinja", Workflow(repository.folder))
+    content = render.render("init/workflow.yml.jinja", Workflow(repository.folder, PROPERTY_TESTS))
     if text is None:
-        return Change(Step(name, "written", f"CI installs ssmgen and runs {COMMAND}"), content)
+        note = f"CI installs ssmgen and runs {COMMAND}; see below"
+        return Change(Step(name, "written", note, _NOT_RELEASED), content)
     if COMMAND in text:
         return Change(Step(name, "kept", f"it runs {COMMAND}"))
     return Change(Step(name, "by hand", "a file of that name is there; let a job run", f"{COMMAND}\n"))
+
+
+def property_tests(repository: Repository) -> Change:
+    """A test module that draws calls of every spec: what the workflow runs, and the repository's own suite finds."""
+    path = repository.home / PROPERTY_TESTS
+    name = repository.name(path)
+    if read(path) is not None:
+        return Change(Step(name, "kept", "a file of that name is there"))
+    content = render.render("init/test_kernels.py.jinja", PropertyTests(examples=5))
+    return Change(
+        Step(name, "written", "property tests of the kernels, on the CPU: pip install 'ssmgen[test]'"), content
+    )

@@ -1,6 +1,6 @@
-"""`ssmgen.load`: the generated package of a model as a module, its kernels from cuTile's compiler or from cubins.
+"""`ssmgen.load`: a model's operators as a module; its kernels from cuTile's compiler, from cubins, or interpreted.
 
-It generates and compiles nothing, and keeps no module: whoever calls it keeps what it returns.
+It compiles nothing and writes nothing, and keeps no module: whoever calls it keeps what it returns.
 """
 
 from __future__ import annotations
@@ -8,23 +8,35 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ssmgen.errors import LaunchError, UsageError
 from ssmgen.standin import import_package
+
+if TYPE_CHECKING:
+    from ssmgen.lock import Lock
+    from ssmgen.spec import Spec
 
 BACKENDS = ("jit", "cubin")
 _INSTALL = "pip install 'ssmgen[compile,gpu]'"
 
 
 def load(
-    model: str | Path, *, backend: Literal["jit", "cubin"] = "jit", archive: str | Path | None = None
+    model: str | Path,
+    *,
+    backend: Literal["jit", "cubin"] = "jit",
+    archive: str | Path | None = None,
+    interpret: bool = False,
 ) -> ModuleType:
     """A model's generated package, imported anew: call it once and keep the module.
 
     `model` is the name of a model of this project or of ssmgen's own, the path of a spec, or the folder of a generated
     package. `backend` "jit" compiles at the first launch, as importing the package does; "cubin" launches what
     `ssmgen compile` left in `archive`, a folder or .tar.xz, and needs neither cuda-tile nor a compiler.
+
+    With `interpret`, the operators take CPU tensors and ssmgen's interpreter runs the kernels, slowly and strictly:
+    those of the spec's first target. Of a spec without a generated package they are generated in memory; `model` is
+    then the path of the spec, or the name of a committed one. They raise SanitizerError where a kernel breaks a rule.
 
     Raises UsageError where there is no such package, LaunchError where it cannot run here; what the package itself
     raises at a call is in its own docstring, with LaunchError for an argument that no compiled variant can take.
@@ -36,6 +48,10 @@ def load(
             f'backend="{backend}" {"takes no" if archive is not None else "needs an"} archive',
             next='load(MODEL, backend="cubin", archive=PATH)',
         )
+    if interpret:
+        if backend != "jit":
+            raise UsageError(f'interpret=True beside backend="{backend}"', expected="one of them")
+        return _interpreted(model)
     directory = package_directory(model)
     label = f"{backend}_{re.sub(r'[^A-Za-z0-9]', '_', directory.name)}"
     _need("torch", "pip install torch")
@@ -71,6 +87,57 @@ def package_directory(model: str | Path) -> Path:
         expected="a folder in " + " or ".join(dict.fromkeys(map(str, folders))) + ", or the folder of one",
         next=f"ssmgen generate {model}",
     )
+
+
+def _interpreted(model: str | Path) -> ModuleType:
+    """The committed package where there is one, held to the promises of its spec, or what its spec generates."""
+    from ssmgen import lock, paths, spec
+
+    _need("torch", "pip install torch")
+    path = Path(model)
+    if (path / "__init__.py").is_file():
+        return interpreted_package(path.resolve(), None, {})
+    at = paths.find_spec(str(model), paths.project(path.parent if path.suffix else None))
+    value = spec.load(at)
+    beside = paths.lock_path(at)
+    known = lock.load(beside, value) if beside.exists() else {}
+    try:
+        return interpreted_package(package_directory(model), value, known)
+    except UsageError:
+        return interpreted_package(None, value, known)
+
+
+def interpreted_package(directory: Path | None, spec: Spec | None, lock: Lock) -> ModuleType:
+    """A model's operators for CPU tensors: the package in `directory`, or what `spec` and `lock` generate, in memory.
+
+    `module.launcher.counts` holds what the kernels asked for since it was loaded, by kernel.
+    """
+    from ssmgen.interpreter.files import load_package
+    from ssmgen.interpreter.launching import Launcher
+    from ssmgen.interpreter.operators import watched_package
+
+    texts, promises = _generated(spec, lock) if spec else ({}, {})
+    name = spec.model.name if spec else directory.name if directory else ""
+    launcher = Launcher(promises)
+    source = directory or {path.removeprefix(f"{name}/"): text for path, text in texts.items()}
+    package = load_package(source, f"interpreted_{re.sub(r'[^A-Za-z0-9]', '_', name)}", launcher)
+    return watched_package(package, launcher)
+
+
+def _generated(spec: Spec, lock: Lock) -> tuple[dict[str, str], dict[str, list[dict[str, object]]]]:
+    """The files of a spec, and what each of its kernels is promised, by the kernel's path in its package."""
+    from ssmgen import generate, signatures
+    from ssmgen.lock import derive
+
+    known = lock or derive(spec, spec.targets)
+    operator = spec.operators.mamba_chunk_scan_combined
+    if operator is None:
+        raise UsageError(f"{spec.model.name}: its operators have no kernels yet", next="load a Mamba-2 model")
+    promises = {
+        f"{kernel.id.format().partition('/')[2]}.py": [signatures.as_json(p, operator.shape) for p in kernel.parameters]
+        for kernel in generate.kernels(spec, known, spec.targets)
+    }
+    return generate.fileset(spec, known), promises
 
 
 def _need(module: str, install: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmgen import plain_yaml
+from ssmgen import paths, plain_yaml
 from ssmgen.errors import Location, SpecError, SsmgenError
 from ssmgen.plain_yaml import Key
 
@@ -31,13 +31,37 @@ class Document:
 
 def read(path: Path, error: type[SsmgenError] = SpecError) -> Document:
     """The document in `path`; raises `error` for what is not YAML, not UTF-8, not readable, or says a key twice."""
+    return parse(utf8(path, error), str(path), error)
+
+
+def utf8(path: Path, error: type[SsmgenError]) -> str:
+    """The text in `path`; raises `error` for what is not UTF-8 or not readable."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise error("no such file", where=path) from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise error("cannot be read", where=path, found=e) from None
-    return parse(text, str(path), error)
+        content = path.read_bytes()
+    except OSError as e:
+        raise error(
+            "no such file" if isinstance(e, FileNotFoundError) else "cannot be read",
+            where=path,
+            found=paths.beside(path) if isinstance(e, FileNotFoundError) else e.strerror,
+            expected="a file that can be read",
+            next="give another path" if path.is_dir() else "check its path and permissions",
+        ) from None
+    return decoded(content, str(path), error)
+
+
+def decoded(content: bytes, path: str, error: type[SsmgenError]) -> str:
+    """`content`, which came from `path`, as text with plain line ends; raises `error` for what is not UTF-8."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise error(
+            "not UTF-8",
+            where=Location(path, content.count(b"\n", 0, e.start) + 1),
+            found=f"byte 0x{content[e.start]:02x}",
+            expected="UTF-8",
+            next="save the file again as UTF-8",
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def parse(text: str, path: str, error: type[SsmgenError] = SpecError) -> Document:
@@ -51,4 +75,4 @@ def parse(text: str, path: str, error: type[SsmgenError] = SpecError) -> Documen
     return Document(path, *found)
 
 
-__all__ = ["Document", "Key", "parse", "read"]
+__all__ = ["Document", "Key", "decoded", "parse", "read", "utf8"]

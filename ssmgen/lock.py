@@ -12,14 +12,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ssmgen import located_yaml, plans
-from ssmgen.errors import LockError
+from ssmgen import located_yaml, paths, plans
+from ssmgen.errors import LockError, then_run
 from ssmgen.located_yaml import Document
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.ops.base import Closed
 from ssmgen.plans import PLANS, PlanSchedule, RouteSchedule
 from ssmgen.spec import Spec, validate
 from ssmgen.targets import TARGETS, target
+
+_DROP = "correct it, or let it be derived anew"
 
 
 class Measured(Closed):
@@ -102,12 +104,10 @@ def _evidence(evidence: Literal["derived"] | Measured) -> str:
 def load(path: Path, spec: Spec) -> Lock:
     """The lock in `path`, checked against `spec`; LockError with file, line, reason and the command that mends it."""
     document, file = _read(path, spec)
-    try:
+    # what does not fit is left out when a lock is completed
+    with then_run(f"ssmgen lock {spec.model.name}"):
         lock = {key: Entry(_schedule(key, e, spec, document), e.evidence) for key, e in _entries(file)}
-        _complete(lock, spec, path)
-    except LockError as e:
-        e.next = f"ssmgen lock {spec.model.name}"
-        raise
+        _complete(lock, spec, document)
     return lock
 
 
@@ -141,16 +141,19 @@ def _name(evidence: Literal["derived"] | Measured) -> str:
 
 
 def _read(path: Path, spec: Spec) -> tuple[Document, _File]:
+    make_it = f"ssmgen lock {spec.model.name}"
+    if not path.exists():
+        expected = "a schedule for every target and route of the spec"
+        raise LockError("no such file", where=path, found=paths.beside(path), expected=expected, next=make_it)
     try:
         document = located_yaml.read(path, LockError)
         file = validate(_File, document, LockError)
+        if file.model != spec.model.name:
+            where = document.where(("model",))
+            raise LockError("model is not the spec's", where=where, found=file.model, expected=spec.model.name)
     except LockError as e:
-        derive_it = f"ssmgen lock {spec.model.name}"
-        e.next = f"correct it, or delete it and run: {derive_it}" if path.exists() else derive_it
+        e.next = f"{e.next or f'correct {e.where}'}, or delete the file, then run: {make_it}"
         raise
-    if file.model != spec.model.name:
-        where = document.where(("model",))
-        raise LockError("model is not the spec's", where=where, found=file.model, expected=spec.model.name)
     return document, file
 
 
@@ -163,13 +166,15 @@ def _entries(file: _File) -> list[tuple[tuple[str, str, str], _Route]]:
     ]
 
 
-def _complete(lock: Lock, spec: Spec, path: Path) -> None:
+def _complete(lock: Lock, spec: Spec, document: Document) -> None:
     for target_name, operator, route in derive(spec, spec.targets):
         if (target_name, operator, route) not in lock:
             raise LockError(
                 f"no schedule for {target_name}, {operator}, route {route}",
-                where=path,
+                where=document.where(("targets", target_name, operator)),
+                found=", ".join(" ".join(key) for key in lock) or "no schedule at all",
                 expected="an entry for every target and route of the spec",
+                next=f"have what is missing derived: ssmgen lock {spec.model.name}",
             )
 
 
@@ -178,13 +183,26 @@ def _schedule(key: tuple[str, str, str], entry: _Route, spec: Spec, document: Do
     at = ("targets", *key)
     if target_name not in TARGETS:
         where = document.where(at[:2])
-        raise LockError(f"unknown target {target_name!r}", where=where, expected=", ".join(TARGETS))
+        expected = f"one of {', '.join(TARGETS)}"
+        raise LockError(
+            f"unknown target {target_name!r}", where=where, found=target_name, expected=expected, next=_DROP
+        )
     operator = spec.operators.mamba_chunk_scan_combined
     if operator is None or operator_name != mamba2.NAME:
-        raise LockError(f"the spec has no operator {operator_name!r}", where=document.where(at[:3]))
+        raise LockError(
+            f"the spec has no operator {operator_name!r}",
+            where=document.where(at[:3]),
+            found=operator_name,
+            expected=mamba2.NAME if operator else "no schedule: the spec's operators have no kernels yet",
+            next=_DROP,
+        )
     if route not in operator.routes:
         raise LockError(
-            f"the spec has no route {route!r}", where=document.where(at), expected=", ".join(operator.routes)
+            f"the spec has no route {route!r}",
+            where=document.where(at),
+            found=route,
+            expected=f"one of {', '.join(operator.routes)}",
+            next=_DROP,
         )
     plan = PLANS[operator.routes[route].plan]
     names = [stage.name for stage in plan.stages]
@@ -194,6 +212,7 @@ def _schedule(key: tuple[str, str, str], entry: _Route, spec: Spec, document: Do
             where=document.where((*at, "stages")),
             found=", ".join(entry.stages),
             expected=", ".join(names),
+            next=_DROP,
         )
     shared = _fields(PlanSchedule, entry.plan, document, (*at, "plan"))
     stages = tuple(
@@ -205,7 +224,16 @@ def _schedule(key: tuple[str, str, str], entry: _Route, spec: Spec, document: Do
     if reason:
         stage = reason.split(":", 1)[0]
         where = document.where((*at, "plan") if stage == "plan" else (*at, "stages", stage))
-        raise LockError(f"{operator_name}, route {route}, {target_name}: {reason}", where=where)
+        # what is derived can always be served
+        right = plans.derive(spec.model.name, operator, route, target(target_name))
+        found, fitting = ((s.plan if stage == "plan" else s.stage(stage)) for s in (schedule, right))
+        raise LockError(
+            f"{operator_name}, route {route}, {target_name}: {reason}",
+            where=where,
+            found=_flow(found),
+            expected=f"such as {_flow(fitting)}, which is derived",
+            next=f"change {stage}, or let it be derived",
+        )
     return schedule
 
 
@@ -217,6 +245,8 @@ def _fields(kind: type, values: dict[str, int], document: Document, at: tuple[st
         raise LockError(
             f"{'unknown' if odd in values else 'missing'} key {odd!r}",
             where=document.where((*at, odd)),
-            expected=", ".join(sorted(names)),
+            found=", ".join(values) or "no key",
+            expected=", ".join(f.name for f in fields(kind)),
+            next=f"correct {at[-1]}, or let it be derived",
         )
     return kind(**values)

@@ -57,7 +57,7 @@ class KernelId:
             check_name(kind, part)
         text = "/".join(parts)
         if KernelId.parse(text) != self:
-            raise SpecError(f"kernel name {text!r} does not read back as itself")
+            raise SpecError(f"kernel name {text!r} does not read back", found=text, expected="one that does")
         return text
 
     @staticmethod
@@ -67,6 +67,7 @@ class KernelId:
         if len(parts) != 5:
             raise SpecError(
                 f"not a kernel name: {text!r}",
+                found=f"{len(parts)} parts",
                 expected="model/target/operator/route/stage",
             )
         return KernelId(*parts)

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import lzma
+import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ssmgen.archive import INDEX, SCHEMA
 from ssmgen.errors import OutputError
 
 SUFFIX = ".tar.xz"
+_ANOTHER = "give another path with -o"
 # the one folder in a tar
 _FOLDER = "cubins"
 
@@ -38,14 +40,30 @@ class Entry:
 def check_writable(path: Path) -> None:
     """Raise OutputError where `write_archive` could not write, before hours are spent on what to write."""
     if not path.parent.is_dir():
-        raise OutputError("no such folder", where=path.parent, next=f"mkdir -p {path.parent}")
+        what = "a file, not a folder" if path.parent.exists() else "no such folder"
+        make = f"mkdir -p {shlex.quote(str(path.parent))}, or give another path with -o"
+        raise OutputError(
+            what,
+            where=path.parent,
+            found=f"-o {path}",
+            expected="a path in a folder that is there",
+            next="give another path with -o" if path.parent.exists() else make,
+        )
     if path.name.endswith(SUFFIX):
         if path.is_dir():
-            raise OutputError("is a folder", where=path, expected=f"a {SUFFIX} file, or a name for one")
+            expected = f"a {SUFFIX} file, or a name for one"
+            raise OutputError("is a folder", where=path, found="a folder", expected=expected, next=_ANOTHER)
     elif path.is_file():
-        raise OutputError("is a file", where=path, expected=f"a folder, or a name that ends in {SUFFIX}")
+        expected = f"a folder, or a name that ends in {SUFFIX}"
+        raise OutputError("is a file", where=path, found="a plain file", expected=expected, next=_ANOTHER)
     elif path.is_dir() and any(path.iterdir()) and not (path / INDEX).is_file():
-        raise OutputError("a folder with something else in it", where=path, expected="an archive, or an empty folder")
+        raise OutputError(
+            "a folder with something else in it",
+            where=path,
+            found=", ".join(sorted(p.name for p in path.iterdir())[:3]),
+            expected="an archive, or an empty folder",
+            next=_ANOTHER,
+        )
 
 
 def write_archive(path: Path, compiler: str, entries: Sequence[Entry]) -> None:

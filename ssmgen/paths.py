@@ -5,12 +5,13 @@ The only module that knows folders; it reads no spec and writes nothing.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmgen.errors import UsageError
+from ssmgen.errors import Location, UsageError
 
 PACKAGE = Path(__file__).parent
 REPORT = "report"
@@ -51,6 +52,18 @@ def short(path: Path) -> Path:
     return full.relative_to(here) if full.is_relative_to(here) else path
 
 
+def beside(path: Path) -> str:
+    """What the folder of `path`, which is not there, holds instead: the nearest names."""
+    import difflib
+
+    folder = path.parent
+    if not folder.is_dir():
+        return f"no folder {folder}"
+    names = sorted(p.name for p in folder.iterdir() if p.suffix == path.suffix)
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.3) or names[:3]
+    return f"in {folder}: {', '.join(near) or f'no {path.suffix} file'}"
+
+
 def lock_path(spec: Path) -> Path:
     """The lock beside a spec: `M.yaml` -> `M.lock.yaml`."""
     return spec.with_name(f"{spec.stem}.lock.yaml")
@@ -79,21 +92,46 @@ def _table(file: Path) -> dict[str, str] | None:
         # most pyproject.toml on the way up are somebody else's, and may be broken
         table: Any = tomllib.loads(text).get("tool", {}).get("ssmgen") if "ssmgen" in text else None
     except (OSError, ValueError) as e:
-        raise UsageError("cannot be read", where=file, found=e) from None
+        line = re.search(r"line (\d+)", str(e)) if isinstance(e, tomllib.TOMLDecodeError) else None
+        raise UsageError(
+            "cannot be read",
+            where=Location(str(file), int(line[1]) if line else 0),
+            found=e,
+            expected="valid TOML" if line else "a file that can be read",
+            next="correct that line" if line else "check its permissions",
+        ) from None
     known = ("generated", "requires", "specs")
     if table is None:
         return None
     if not isinstance(table, dict):
-        raise UsageError("tool.ssmgen: not a table", where=file, found=repr(table))
+        raise UsageError(
+            "tool.ssmgen: not a table",
+            where=file,
+            found=repr(table),
+            expected=f"a table with {', '.join(known)}",
+            next="write [tool.ssmgen] and its keys below it",
+        )
     for key, value in table.items():
         if key not in known or not isinstance(value, str):
             raise UsageError(
                 f"tool.ssmgen.{key}: {'not a string' if key in known else 'unknown key'}",
-                where=file,
+                where=_line(file, key),
                 found=repr(value),
                 expected=f"one of {', '.join(known)}, each a string",
+                next=f"{'write it in quotes' if key in known else f'remove {key}'}",
             )
     return dict(table)
+
+
+def _line(file: Path, key: str) -> Location:
+    """The line of a key in [tool.ssmgen]; the table's, or that of no line, where it is written in another way."""
+    table = 0
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if re.match(r"\s*\[", text):
+            table = number if re.match(r"\s*\[\s*tool\s*\.\s*ssmgen\s*\]", text) else 0
+        elif table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", text):
+            return Location(str(file), number)
+    return Location(str(file), table)
 
 
 def _check_version(requires: str | None, file: Path) -> None:
@@ -109,12 +147,16 @@ def _check_version(requires: str | None, file: Path) -> None:
         fits = SpecifierSet(requires).contains(here, prereleases=True)
     except InvalidSpecifier:
         raise UsageError(
-            "tool.ssmgen.requires: not a version specifier", where=file, found=requires, expected='such as "==0.1.*"'
+            "tool.ssmgen.requires: not a version specifier",
+            where=_line(file, "requires"),
+            found=requires,
+            expected='such as "==0.1.*"',
+            next=f'correct it, for instance requires = "=={here}"',
         ) from None
     if not fits:
         raise UsageError(
             "this repository's generated code belongs to another version of ssmgen",
-            where=file,
+            where=_line(file, "requires"),
             found=f"ssmgen {here}",
             expected=f"ssmgen{requires} (tool.ssmgen.requires)",
             next=f"pip install 'ssmgen{requires}', or change requires and run: ssmgen generate",

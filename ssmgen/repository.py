@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssmgen import fileset, generate, lock, paths, spec
+from ssmgen import generate, lock, paths, spec, writing
 from ssmgen.errors import UsageError
 from ssmgen.fileset import Changes, Drift, FileSet
 from ssmgen.lock import Lock
@@ -126,8 +126,12 @@ def check(work: Work) -> Check:
     """Compare the work's files with the folder; write nothing."""
     made = files(work)
     drifts = tuple(made.check(work.root))
-    foreign = [str(work.root / d.path) for d in drifts if d.foreign]
+    foreign, blocking = (
+        [str(work.root / d.path) for d in drifts if d.foreign and (d.kind == "blocked") == blocked]
+        for blocked in (False, True)
+    )
     commands = [shlex.join(["rm", *foreign])] if foreign else []
+    commands += [shlex.join(["rm", "-r", *blocking])] if blocking else []
     # a foreign orphan is the only drift that generating again does not mend
     if not all(d.foreign and d.kind == "orphan" for d in drifts):
         commands.append(work.command)
@@ -151,7 +155,12 @@ def new(request: Request) -> list[str]:
     output, name = request.output, request.name
     if output is not None:
         if output.suffix != ".yaml" or (name is not None and name != output.stem):
-            raise UsageError(f"-o {output}", expected=f"a file called {name or 'NAME'}.yaml")
+            raise UsageError(
+                f"-o {output}: not the name of a spec",
+                found=output.name,
+                expected=f"a file called {name or 'NAME'}.yaml",
+                next=f"-o {output.parent / (name or 'NAME')}.yaml",
+            )
         name = output.stem
     # every architecture's reader is behind it, and the other verbs need none
     from ssmgen.new import new_spec
@@ -171,7 +180,7 @@ def new(request: Request) -> list[str]:
     known, dropped = lock.refit(paths.lock_path(path), value)
     new_lock = lock.dumps(name, known)
     changed = {path.name: text, paths.lock_path(path).name: new_lock}
-    fileset.write_files(path.parent, {n: t for n, t in changed.items() if _text(path.parent / n) != t})
+    writing.write_files(path.parent, {n: t for n, t in changed.items() if _text(path.parent / n) != t})
     return [
         f"{path}: {_sizes(value)}",
         f"{paths.lock_path(path)}: {_schedules(known) or 'no schedules: this operator has no kernels yet'}",
@@ -190,7 +199,7 @@ def relock(arguments: Sequence[str], rederive: bool) -> list[str]:
         if _text(at) == text:
             lines.append(f"{at}: unchanged")
             continue
-        fileset.write_file(at, text)
+        writing.write_file(at, text)
         lines += [f"{at}: {_schedules(known)}", *(f"  dropped {line}" for line in dropped)]
     return lines
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import re
+import shlex
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from ssmgen import located_yaml
-from ssmgen.errors import SpecError, SsmgenError
+from ssmgen import located_yaml, paths
+from ssmgen.errors import Location, SpecError, SsmgenError, ViolationError, then_run
 from ssmgen.located_yaml import Document, Key
 from ssmgen.ops import gated_delta_rule_packed_decode as gdn
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
@@ -24,14 +27,16 @@ from ssmgen.targets import TARGETS
 SCHEMA = 1
 M = TypeVar("M", bound=Closed)
 _NOT_HERE = {
-    "chunk": "the chunk is the schedule's and never changes the result: it is in the lock, under plan",
-    "chunk_size": "the chunk is the schedule's and never changes the result: it is in the lock, under plan",
+    "chunk": "remove it: the chunk is the schedule's and never changes the result; it is in the lock, under plan",
+    "chunk_size": "remove it: the chunk is the schedule's and never changes the result; it is in the lock, under plan",
 }
+
+_CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 def _target(value: str) -> str:
     if value not in TARGETS:
-        raise ValueError(f"unknown target {value!r}; known: {', '.join(TARGETS)}")
+        raise ViolationError("unknown target", found=repr(value), expected=f"one of {', '.join(TARGETS)}")
     return value
 
 
@@ -67,15 +72,37 @@ class Spec(Closed):
 
 def load(path: Path) -> Spec:
     """The spec in `path`; SpecError with file, line, key, what was found and what is right."""
-    return _checked(located_yaml.read(path), path)
+    if not path.exists():
+        raise SpecError(
+            "no such file",
+            where=path,
+            found=paths.beside(path),
+            expected="a spec",
+            next=f"give another path, or make it: ssmgen new CONFIG.json -o {shlex.quote(str(path))}",
+        )
+    with _then_generate(path):
+        return _checked(located_yaml.read(path), path)
+
+
+def _then_generate(path: Path) -> AbstractContextManager[None]:
+    return then_run(f"ssmgen generate {shlex.quote(str(path))}")
 
 
 def loads(text: str, path: Path) -> Spec:
     """The spec in `text`, which is or will be the file `path`; SpecError as `load`."""
-    return _checked(located_yaml.parse(text, str(path)), path)
+    with _then_generate(path):
+        return _checked(located_yaml.parse(text, str(path)), path)
 
 
 def _checked(document: Document, path: Path) -> Spec:
+    if document.data is None:
+        raise SpecError(
+            "an empty file",
+            where=Location(str(path), 1),
+            found="no key",
+            expected=f"the keys {', '.join(_keys(Spec, ()))}",
+            next=f"have it written: ssmgen new CONFIG.json --force -o {shlex.quote(str(path))}",
+        )
     spec = validate(Spec, document)
     if spec.model.name != path.stem:
         raise SpecError(
@@ -86,7 +113,13 @@ def _checked(document: Document, path: Path) -> Spec:
             next=f"rename the file to {spec.model.name}.yaml, or the model to {path.stem}",
         )
     if spec.operators.mamba_chunk_scan_combined is None and spec.operators.gated_delta_rule_packed_decode is None:
-        raise SpecError("operators: none given", where=document.where(("operators",)))
+        raise SpecError(
+            "operators: none given",
+            where=document.where(("operators",)),
+            found="no operator",
+            expected=f"at least one of {', '.join(_keys(Operators, ()))}",
+            next="add the operator of the model's layers",
+        )
     return spec
 
 
@@ -103,65 +136,69 @@ def validate(model: type[M], document: Document, error: type[SsmgenError] = Spec
         first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
         loc = tuple(part for part in first["loc"] if isinstance(part, (str, int)))
         key: Key = (*prefix, *loc)
+        names = [part for part in key if isinstance(part, str)]
+        violation = _violation(first, model, key)
         raise error(
-            _what(key, first),
-            where=document.where((*key, *_named(first))),
-            found=_found(first),
-            expected=_expected(first, model),
-            next=_NOT_HERE.get(str(key[-1])) if key and first["type"] == "extra_forbidden" else None,
+            f"{'.'.join(map(str, key)) or 'the file'}: {violation}",
+            where=document.where((*key, *violation.key)),
+            found=violation.found,
+            expected=violation.expected,
+            next=violation.next or f"change {names[-1] if names else 'the file'}",
         ) from None
 
 
-def _named(first: Any) -> list[str]:
-    """The key below its own that a constraint of several keys begins with: `groups = 7 must divide heads = 128`."""
-    text = str(first["ctx"]["error"]) if first["type"] == "value_error" else ""
-    named = re.match(r"[\w.]+(?= = )", text)
-    return named[0].split(".") if named else []
-
-
-def _what(key: Key, first: Any) -> str:
-    name = ".".join(str(part) for part in key) or "the file"
+def _violation(first: Any, model: type[Closed], key: Key) -> ViolationError:
+    """pydantic's account of the first thing wrong, in the words of a spec."""
     match first["type"]:
-        case "extra_forbidden":
-            return f"{name}: unknown key"
-        case "missing":
-            return f"{name}: missing"
         case "value_error":
-            return f"{name}: {first['ctx']['error']}"
-        case _:
-            return f"{name}: not valid"
-
-
-def _found(first: Any) -> str | None:
-    if first["type"] in ("missing", "value_error"):
-        return None
-    value = first["input"]
-    if isinstance(value, (str, int, float, bool, type(None))):
-        return repr(value)
-    return "a mapping" if isinstance(value, dict) else f"a {type(value).__name__}"
-
-
-def _expected(first: Any, model: type[Closed]) -> str | None:
-    match first["type"]:
-        case "missing" | "value_error":
-            return None
+            error: ViolationError = first["ctx"]["error"]
+            return error
         case "extra_forbidden":
             known = _keys(model, first["loc"][:-1])
-            close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-            return f"{close[0]}, the nearest known key" if close else f"one of {', '.join(known)}"
+            near = difflib.get_close_matches(str(key[-1]), known, n=1)
+            expected = f"{near[0]}, the nearest known key" if near else f"one of {', '.join(known)}"
+            mend = f"write {near[0]} instead of {key[-1]}" if near else f"remove {key[-1]}"
+            mend = _NOT_HERE.get(str(key[-1]), mend)
+            return ViolationError(
+                "unknown key", found=f"{key[-1]}: {_yaml(first['input'])}", expected=expected, next=mend
+            )
+        case "missing":
+            found = ", ".join(map(str, first["input"])) or "no key"
+            expected = f"the keys {', '.join(_keys(model, first['loc'][:-1]))}"
+            return ViolationError("missing", found=found, expected=expected, next=f"add {key[-1]}")
         case _:
-            text: str = first["msg"].removeprefix("Input should be ")
-            return text
+            why = _why(model, first["loc"])
+            expected = re.sub(r"\b(True|False|None)\b", lambda m: _yaml(_CONSTANTS[m[0]]), first["msg"])
+            expected = re.sub(r"^Input should be |^a valid (?=dictionary)", "", expected)
+            return ViolationError(f"not valid{why and f': {why}'}", found=_yaml(first["input"]), expected=expected)
+
+
+def _yaml(value: Any) -> str:
+    """A value as a spec spells it, if it is a scalar."""
+    if isinstance(value, (dict, list)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    return repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _why(model: type[Closed], loc: tuple[str | int, ...]) -> str:
+    """Why the key at `loc` is restricted as it is, where that is not plain."""
+    fields = _model_at(model, loc[:-1]).model_fields
+    return (fields[str(loc[-1])].description or "") if loc and loc[-1] in fields else ""
 
 
 def _keys(model: type[Closed], loc: tuple[str | int, ...]) -> list[str]:
     """The keys that the part of `model` at `loc` knows."""
+    return [field.alias or name for name, field in _model_at(model, loc).model_fields.items()]
+
+
+def _model_at(model: type[Closed], loc: tuple[str | int, ...]) -> type[Closed]:
+    """The part of `model` at `loc`."""
     for part in loc:
         field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
         # anything else is a key of a mapping, or an item of a list, of one model
         inner = _closed(field.annotation) if field else None
         model = inner or model
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return model
 
 
 def _closed(annotation: Any) -> type[Closed] | None:

@@ -1,4 +1,4 @@
-"""Import a generated package once more, with a stand-in where its own import statements say `cuda.tile`.
+"""Import a generated package, or one file of kernels, once more, with a stand-in where it says `import cuda.tile`.
 
 A package's modules get an `__import__` of their own, so `sys.modules["cuda.tile"]` is never touched: real cuTile code
 in the same process, in any thread, sees nothing of it. It decides neither what the stand-in does nor where packages
@@ -12,10 +12,10 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from ssmgen.errors import LaunchError
@@ -64,30 +64,62 @@ class TileModule(ModuleType):
         return Inert(f"ct.{name}")
 
 
-def import_package(directory: Path, label: str, tile: ModuleType | None) -> ModuleType:
-    """The package in `directory`, imported anew under a private name that holds `label`; None leaves `cuda.tile` real.
+def import_package(
+    source: Path | Mapping[str, str], label: str, tile: ModuleType | None, own: Mapping[str, Any] | None = None
+) -> ModuleType:
+    """The package in the folder `source`, imported anew under a private name that holds `label`.
 
-    Its modules stay in sys.modules under that name, as relative imports need; after a failure none is left there.
+    `source` may also be the package's texts, by path inside it. `tile` None leaves `cuda.tile` real; `own` replaces
+    builtins of its modules. They stay in sys.modules under that name, as relative imports need; after a failure none is
+    left there.
     """
-    name = f"_ssmgen_{label}_{next(_numbers)}"
-    initial = directory / "__init__.py"
+    if isinstance(source, Path):
+        return _import(label, source / "__init__.py", tile, own, [str(source)])
+    name = _new_name(label)
+    _finder.own[name] = _builtins(tile, own)
+    _finder.texts[name] = source
+    return _execute(_TextLoader.spec(name, "__init__.py", [label]))
+
+
+def import_file(path: Path, label: str, tile: ModuleType, own: Mapping[str, Any] | None = None) -> ModuleType:
+    """The module in the file `path`, likewise."""
+    return _import(label, path, tile, own, None)
+
+
+def _import(
+    label: str, path: Path, tile: ModuleType | None, own: Mapping[str, Any] | None, locations: list[str] | None
+) -> ModuleType:
+    name = _new_name(label)
     if tile is None:
-        loader = SourceFileLoader(name, str(initial))
+        loader = SourceFileLoader(name, str(path))
     else:
-        _finder.own[name] = vars(builtins) | {"__import__": _importer(tile)}
-        loader = _Loader(name, str(initial))
-    spec = importlib.util.spec_from_file_location(
-        name, initial, loader=loader, submodule_search_locations=[str(directory)]
-    )
+        _finder.own[name] = _builtins(tile, own)
+        loader = _Loader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader, submodule_search_locations=locations)
     assert spec is not None
+    return _execute(spec)
+
+
+def _new_name(label: str) -> str:
+    return f"_ssmgen_{label}_{next(_numbers)}"
+
+
+def _builtins(tile: ModuleType | None, own: Mapping[str, Any] | None) -> dict[str, Any]:
+    return vars(builtins) | dict(own or {}) | ({"__import__": _importer(tile)} if tile else {})
+
+
+def _execute(spec: ModuleSpec) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
+    name = spec.name
     sys.modules[name] = module
     try:
-        loader.exec_module(module)
+        assert spec.loader is not None
+        spec.loader.exec_module(module)
     except BaseException:
         for key in [key for key in tuple(sys.modules) if key == name or key.startswith(f"{name}.")]:
             del sys.modules[key]
         _finder.own.pop(name, None)
+        _finder.texts.pop(name, None)
         raise
     return module
 
@@ -96,6 +128,7 @@ def _importer(tile: ModuleType) -> Any:
     """An `__import__` that answers for `cuda.tile` and leaves every other name to the interpreter's own."""
     cuda = ModuleType("cuda")
     vars(cuda)["tile"] = tile
+    submodules: Mapping[str, Any] = vars(tile).get("submodules", {})
 
     def import_(
         name: str,
@@ -109,6 +142,9 @@ def _importer(tile: ModuleType) -> Any:
         if level == 0 and name == "cuda" and fromlist and tuple(fromlist) == ("tile",):
             return cuda
         if level == 0 and name.startswith(f"{TILE}."):
+            if fromlist and name.removeprefix(f"{TILE}.") in submodules:
+                module: ModuleType = submodules[name.removeprefix(f"{TILE}.")]
+                return module
             raise LaunchError(f"a generated package imports {name}", expected=f"only {TILE}")
         # looked up on every call: whoever wraps the interpreter's __import__ is obeyed here too
         return builtins.__import__(name, globals, locals, fromlist or (), level)
@@ -124,22 +160,64 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
 
+class _TextLoader(InspectLoader):
+    """Runs a module of a package that is held in memory."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @classmethod
+    def spec(cls, name: str, path: str, locations: list[str] | None) -> ModuleSpec:
+        spec = ModuleSpec(name, cls(path), origin=path, is_package=locations is not None)
+        if locations is not None:
+            spec.submodule_search_locations = locations
+        return spec
+
+    def get_source(self, fullname: str) -> str:
+        return _finder.texts[fullname.partition(".")[0]][self.path]
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.get_source(fullname), self.get_filename(fullname), "exec", dont_inherit=True)
+
+    def get_filename(self, fullname: str) -> str:
+        """A name under which tracebacks and errors show the file: there is none on disk."""
+        return f"<{fullname.partition('.')[0]}>/{self.path}"
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = _finder.own[module.__name__.partition(".")[0]]
+        vars(module)["__file__"] = self.get_filename(module.__name__)
+        exec(self.get_code(module.__name__), vars(module))
+
+
 class _Finder(MetaPathFinder):
-    """Finds the submodules of the packages in `own`, and nothing else."""
+    """Finds the submodules of the packages in `own`, on disk or in `texts`, and nothing else."""
 
     def __init__(self) -> None:
         self.own: dict[str, dict[str, Any]] = {}
+        self.texts: dict[str, Mapping[str, str]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        root, dot, _ = fullname.partition(".")
+        root, dot, rest = fullname.partition(".")
         if not dot or root not in self.own:
             return None
+        if root in self.texts:
+            return self._in_memory(fullname, rest.replace(".", "/"), self.texts[root])
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _Loader(spec.loader.name, str(spec.loader.path))
         return spec
+
+    def _in_memory(self, fullname: str, path: str, texts: Mapping[str, str]) -> ModuleSpec | None:
+        if f"{path}.py" in texts:
+            return _TextLoader.spec(fullname, f"{path}.py", None)
+        if any(other.startswith(f"{path}/") for other in texts):
+            # a folder without __init__.py, as on disk
+            spec = ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = [path]
+            return spec
+        return None
 
 
 _finder = _Finder()

@@ -39,4 +39,9 @@ def target(name: str) -> Target:
     try:
         return TARGETS[name]
     except KeyError:
-        raise SpecError(f"unknown target {name!r}", expected="one of " + ", ".join(TARGETS)) from None
+        raise SpecError(
+            f"unknown target {name!r}",
+            found=name,
+            expected="one of " + ", ".join(TARGETS),
+            next="give one of these",
+        ) from None

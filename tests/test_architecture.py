@@ -26,12 +26,14 @@ TEMPLATES = sorted((ROOT / "templates").rglob("*.jinja"))
 # what generates: no tensors, no compiler, no GPU, nothing that makes output differ from one machine to the next
 PURE = (
     *("errors", "paths", "naming", "targets", "located_yaml", "conditions", "spec", "lock", "plans", "host"),
-    *("render", "fileset", "generate", "repository", "new", "init", "cli"),
+    *("render", "writing", "fileset", "generate", "repository", "new", "init", "cli"),
     *("configs", "ops", "stages"),
 )
 NEVER_AT_IMPORT = ("torch", "cuda", "sympy", "numpy", "triton")
 # functions that take an operator's own arguments, in the order that mamba_ssm gives them
 DROP_IN = ("mamba_chunk_scan_combined", "honest")
+# functions of cuda.tile that the interpreter has under the same signature, and the options of a command
+GIVEN = ("load", "store", "atomic_cas", "verify")
 MAX_MODULE, MAX_TEMPLATE, MAX_FUNCTION, MAX_PARAMETERS = 300, 120, 60, 6
 
 
@@ -100,7 +102,7 @@ def test_module(module: Path) -> None:
             assert node.end_lineno - node.lineno < MAX_FUNCTION, f"{node.name} is too long"
             count = len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs)
             count -= bool(node.args.args) and node.args.args[0].arg in ("self", "cls")
-            assert count <= MAX_PARAMETERS or node.name in DROP_IN, f"{node.name} takes {count} parameters"
+            assert count <= MAX_PARAMETERS or node.name in (*DROP_IN, *GIVEN), f"{node.name} takes {count} parameters"
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -7,6 +7,7 @@ text is known here.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from ssmgen.configs import (
 from ssmgen.configs.fields import Fields
 from ssmgen.configs.layers import Layers
 from ssmgen.configs.mixers import GatedDeltaMixer, Mamba2Mixer, Mixer, Reading
-from ssmgen.errors import ConfigError, UsageError
+from ssmgen.errors import ConfigError, UsageError, then_run
 from ssmgen.ops.base import Dtype
 
 __all__ = ["READERS", "GatedDeltaMixer", "Mamba2Mixer", "ModelShape", "read_config"]
@@ -74,7 +75,18 @@ class ModelShape:
 def read_config(path: Path, tensor_parallel: int = 1) -> ModelShape:
     """The shape in a model's config.json; ConfigError says what in it is broken, unknown or out of scope."""
     if type(tensor_parallel) is not int or tensor_parallel < 1:
-        raise UsageError(f"tensor parallel = {tensor_parallel}: not a number of GPUs", expected="a whole number > 0")
+        raise UsageError(
+            f"tensor parallel = {tensor_parallel}: not a number of GPUs",
+            found=tensor_parallel,
+            expected="a whole number > 0",
+            next=f"ssmgen new {shlex.quote(str(path))} --tp N",
+        )
+    split = ["--tp", str(tensor_parallel)] if tensor_parallel > 1 else []
+    with then_run(shlex.join(["ssmgen", "new", str(path), *split])):
+        return _read(path, tensor_parallel)
+
+
+def _read(path: Path, tensor_parallel: int) -> ModelShape:
     document, content = located_json.read(path)
     chain = _unwrap(Fields(document))
     config = chain[-1]
@@ -105,7 +117,9 @@ def _require_given(config: Fields, architecture: str, reading: Reading) -> None:
     raise ConfigError(
         f"{config.label() or architecture}: no field gives a size of the mixer, only class defaults are left",
         where=config.where(),
+        found=", ".join(map(str, list(config.data)[:6])),
         expected="at least one of " + ", ".join(names),
+        next="add the sizes of the model's mixer",
     )
 
 
@@ -121,7 +135,9 @@ def _unwrap(outer: Fields) -> list[Fields]:
             raise ConfigError(
                 f"{names}: which of them is the language model is not clear",
                 where=chain[-1].where(nested[1][0]),
+                found=f"a config in {names}",
                 expected="one of them",
+                next="remove the one that is not the language model's",
             )
         chain.append(nested[0][1])
 

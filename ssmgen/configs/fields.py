@@ -13,6 +13,9 @@ from typing import Any
 from ssmgen.errors import ConfigError, Location
 from ssmgen.located_yaml import Document, Key
 
+# of what is out of scope: no change of the file makes it fit
+ANOTHER_MODEL = "there are no kernels for this model; for another one run: ssmgen new CONFIG.json"
+
 
 @dataclass(frozen=True)
 class Number:
@@ -54,17 +57,22 @@ class Fields:
             text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
         return text
 
-    def error(self, name: str, problem: str, *, expected: str | None = None, hint: str | None = None) -> ConfigError:
-        """An error at a field; the field's value, or that it is missing, is part of the text."""
-        value = f" = {show(self.data[name])}" if name in self.data else ""
+    def error(self, name: str, problem: str, *, expected: str, mend: str | None = None) -> ConfigError:
+        """An error at a field, with its value or that it is missing; `mend` is what to do, if not to correct it."""
+        given = name in self.data
         return ConfigError(
-            f"{self.label(name)}{value}: {problem}", where=self.where(name), expected=expected, next=hint
+            f"{self.label(name)}: {problem}",
+            where=self.where(name),
+            found=show(self.data[name]) if given else "no such field",
+            expected=expected,
+            next=mend or f"{'correct' if given else 'add'} {self.label(name)}",
         )
 
-    def conflict(self, first: str, second: str, *, expected: str | None = None) -> ConfigError:
+    def conflict(self, first: str, second: str, *, expected: str) -> ConfigError:
         """Two fields that contradict each other, with both values and lines."""
         other = f"{self.label(second)} = {show(self.data.get(second))}"
-        return self.error(first, f"contradicts {other} (line {self.where(second).line})", expected=expected)
+        problem = f"contradicts {other} (line {self.where(second).line})"
+        return self.error(first, problem, expected=expected, mend=f"remove {self.label(first)} or {self.label(second)}")
 
     def integer(self, name: str, default: int | None = None) -> Number:
         """A whole number > 0; absent, the class's `default`, and an error where the class has none."""
@@ -118,12 +126,20 @@ class Fields:
         for i, item in enumerate(value):
             if type(item) is not int or item < 0 or (total is not None and item >= total):
                 raise ConfigError(
-                    f"{self.label(name, i)} = {show(item)}: not the number of a layer",
+                    f"{self.label(name, i)}: not the number of a layer",
                     where=self.where(name, i),
+                    found=show(item),
                     expected="a whole number from 0" + ("" if total is None else f" to {total - 1}"),
+                    next=f"correct {self.label(name, i)}",
                 )
             if item in value[:i]:
-                raise ConfigError(f"{self.label(name, i)} = {item}: given twice", where=self.where(name, i))
+                raise ConfigError(
+                    f"{self.label(name, i)}: given twice",
+                    where=self.where(name, i),
+                    found=f"{item} also at {self.label(name, value.index(item))}",
+                    expected="each layer once",
+                    next="remove one of the two",
+                )
         return value
 
 

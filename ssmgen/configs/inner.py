@@ -31,6 +31,7 @@ def check(config: Fields, name: str, heads: Number, size: Number, inner: Number)
             f"{heads.origin} * {size.origin} = {heads.value} * {size.value} = {heads.value * size.value}"
             f" contradicts {inner.origin} = {inner.value}",
             expected="both products equal, as the model's class demands",
+            mend=f"correct {heads.origin}, {size.origin} or {inner.origin}",
         )
 
 
@@ -40,6 +41,8 @@ def quotient(config: Fields, name: str, inner: Number, part: Number) -> Number:
         raise config.error(
             name if name in config.data else part.origin.split(" ")[0],
             f"{part.origin} = {part.value} does not divide {inner.origin} = {inner.value}",
+            expected=f"{part.origin.split(' ')[0]} that divides {inner.value}",
+            mend=f"correct {part.origin} or {inner.origin}",
         )
     origin = f"{inner.origin} / {part.origin} = {inner.value} / {part.value}"
     return derived(inner.value // part.value, origin, inner, part)

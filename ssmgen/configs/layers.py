@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ssmgen.configs.fields import Fields, show
+from ssmgen.configs.fields import ANOTHER_MODEL, Fields, show
 from ssmgen.errors import ConfigError
 
 ATTENTION = frozenset(
@@ -67,9 +67,11 @@ def named(config: Fields, name: str, mixers: frozenset[str], others: frozenset[s
             place = (name, i) if isinstance(value, list) else (name,)
             which = "" if isinstance(value, list) else f", letter {i + 1} of {len(value)}"
             raise ConfigError(
-                f"{config.label(*place)}{which}: unknown layer type {show(item)}",
+                f"{config.label(*place)}{which}: unknown layer type",
                 where=config.where(*place),
+                found=show(item),
                 expected="one of " + ", ".join(sorted(mixers) + sorted(others)),
+                next=f"if {config.label(*place)} is wrong, correct it",
             )
     kinds = Counter(value)
     count = sum(kinds[kind] for kind in mixers)
@@ -84,7 +86,10 @@ def listed(config: Fields, name: str, mixers: frozenset[str], others: frozenset[
     count = total(config)
     if count is not None and count != layers.total:
         raise config.error(
-            TOTAL, f"contradicts {config.label(name)} (line {config.where(name).line}), which names {layers.total}"
+            TOTAL,
+            f"contradicts {config.label(name)} (line {config.where(name).line}), which names {layers.total}",
+            expected=str(layers.total),
+            mend=f"correct {config.label(TOTAL)} or {config.label(name)}",
         )
     return layers
 
@@ -106,5 +111,5 @@ def _none(config: Fields, name: str, found: str) -> ConfigError:
         where=config.where(name),
         found=found,
         expected="at least one layer to generate kernels for",
-        next="use another model: sizes of a mixer that are left in this file describe no layer of it",
+        next=ANOTHER_MODEL,
     )

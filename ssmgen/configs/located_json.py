@@ -10,9 +10,12 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ssmgen import paths
 from ssmgen.errors import ConfigError, Location
-from ssmgen.located_yaml import Document, Key
+from ssmgen.located_yaml import Document, Key, decoded
 
+_CONFIG = "a model's config.json"
+_PATH = "give the model's config.json: ssmgen new PATH/config.json"
 _BOM = b"\xef\xbb\xbf"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\n')
 
@@ -27,28 +30,28 @@ def read(path: Path) -> tuple[Document, bytes]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise ConfigError("no such file", where=path) from None
+        raise ConfigError("no such file", where=path, found=paths.beside(path), expected=_CONFIG, next=_PATH) from None
     except IsADirectoryError:
         raise ConfigError(
-            "a folder, not a file", where=path, expected="a model's config.json", next=f"try {path / 'config.json'}"
+            "a folder, not a file",
+            where=path,
+            found=", ".join(sorted(p.name for p in path.iterdir())[:6]) or "an empty folder",
+            expected=_CONFIG,
+            next=f"ssmgen new {path / 'config.json'}" if (path / "config.json").is_file() else _PATH,
         ) from None
     except OSError as e:
-        raise ConfigError("cannot be read", where=path, found=e.strerror) from None
+        raise ConfigError(
+            "cannot be read", where=path, found=e.strerror, expected=_CONFIG, next="check its permissions"
+        ) from None
     if content.startswith(_BOM):
         raise ConfigError(
             "starts with a byte order mark",
             where=Location(str(path), 1),
+            found="bytes ef bb bf",
             expected="UTF-8 without one",
             next="save the file again as plain UTF-8",
         )
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as e:
-        line = content.count(b"\n", 0, e.start) + 1
-        raise ConfigError(
-            "not UTF-8", where=Location(str(path), line), found=f"byte 0x{content[e.start]:02x}", expected="UTF-8 JSON"
-        ) from None
-    return parse(text, str(path)), content
+    return parse(decoded(content, str(path), ConfigError), str(path)), content
 
 
 def parse(text: str, path: str) -> Document:
@@ -62,17 +65,24 @@ def parse(text: str, path: str) -> Document:
             "not valid JSON",
             where=Location(path, e.lineno),
             found=e.msg + (" (the file ends here)" if ended else f" at column {e.colno}"),
-            expected="a model's config.json, whole",
+            expected=f"{_CONFIG}, whole",
+            next="download the file again" + ("" if ended else ", or correct that line"),
         ) from None
+    # Python tells no line of these two
     except RecursionError:
-        raise ConfigError("not valid JSON", where=path, found="brackets nested too deeply") from None
+        raise _not_json(path, "brackets nested too deeply", "a few levels") from None
     except ValueError as e:
-        raise ConfigError("not valid JSON", where=path, found=e) from None
+        raise _not_json(path, e, "numbers that Python reads") from None
     if not isinstance(data, dict):
         raise ConfigError(
-            "not a JSON object", where=Location(path, 1), found=_kind(data), expected="a model's config.json: { … }"
+            "not a JSON object", where=Location(path, 1), found=_kind(data), expected=f"{_CONFIG}: {{ … }}", next=_PATH
         )
     return Document(path, data, lines)
+
+
+def _not_json(path: str, found: object, expected: str) -> ConfigError:
+    where = Location(path, 1)
+    return ConfigError("not valid JSON", where=where, found=found, expected=expected, next="download the file again")
 
 
 def _kind(data: object) -> str:
@@ -124,6 +134,7 @@ class _Lines:
                 f"key {name.text} given twice",
                 where=Location(self.path, name.line),
                 found=f"first given on line {self.lines[member]}",
+                expected="each key once",
                 next="keep one of the two",
             )
         self.lines[member] = name.line

@@ -15,7 +15,12 @@ MODEL_TYPES = ("mamba2",)
 def read(config: Fields) -> Reading:
     """H, P, S and G are given as such."""
     if not config.given("hidden_size") and (config.given("d_model") or config.given("ssm_cfg")):
-        raise config.error("model_type", "the fields are those of mamba_ssm's own format", hint="remove model_type")
+        raise config.error(
+            "model_type",
+            "the fields are those of mamba_ssm's own format",
+            expected="hidden_size, num_heads and so on, or no model_type",
+            mend="remove model_type",
+        )
     heads, head_dim = config.integer("num_heads", 128), config.integer("head_dim", 64)
     inner.check(config, "expand", heads, head_dim, inner.expanded(config, "expand", 4096))
     mixer = Mamba2Mixer(

@@ -6,7 +6,7 @@ ssm_cfg.layer decides: Mamba-1 where it is absent, and only Mamba2 is read.
 from __future__ import annotations
 
 from ssmgen.configs import dt, inner, layers
-from ssmgen.configs.fields import Fields, derived
+from ssmgen.configs.fields import ANOTHER_MODEL, Fields, derived
 from ssmgen.configs.mixers import Mamba2Mixer, Reading
 from ssmgen.errors import ConfigError
 
@@ -26,13 +26,13 @@ def read(config: Fields) -> Reading:
     if ssm is None or layer != "Mamba2":
         raise _refusal(config, ssm, layer)
     if ssm.boolean("D_has_hdim", False):
-        raise ssm.error("D_has_hdim", "D per head and channel", expected="false: one D per head")
+        raise ssm.error("D_has_hdim", "D per head and channel", expected="false: one D per head", mend=ANOTHER_MODEL)
     factor, width = ssm.integer("expand", 2), config.integer("d_model")
     whole = derived(factor.value * width.value, f"{factor.origin} * d_model", width, factor)
     size = ssm.integer("d_ssm") if ssm.given("d_ssm") else whole
     head_dim = ssm.integer("headdim", 64)
     if size.value > whole.value:
-        raise ssm.error("d_ssm", f"more than {whole.origin} = {whole.value}")
+        raise ssm.error("d_ssm", f"more than {whole.origin} = {whole.value}", expected=f"at most {whole.value}")
     mixer = Mamba2Mixer(
         heads=inner.quotient(ssm, "headdim", size, head_dim),
         groups=ssm.integer("ngroups", 1),
@@ -46,8 +46,10 @@ def read(config: Fields) -> Reading:
 def _refusal(config: Fields, ssm: Fields | None, layer: str | None) -> ConfigError:
     expected = 'ssm_cfg.layer = "Mamba2"'
     if ssm is None:
-        return config.error("ssm_cfg", f"without ssm_cfg.layer the layers are {_MAMBA1}", expected=expected)
+        problem = f"without ssm_cfg.layer the layers are {_MAMBA1}"
+        return config.error("ssm_cfg", problem, expected=expected, mend=ANOTHER_MODEL)
     if layer is None:
-        return config.error("ssm_cfg", f"without its layer field the layers are {_MAMBA1}", expected=expected)
+        problem = f"without its layer field the layers are {_MAMBA1}"
+        return config.error("ssm_cfg", problem, expected=expected, mend=ANOTHER_MODEL)
     reason = _MAMBA1 if layer == "Mamba1" else "not a Mamba-2 layer"
-    return ssm.error("layer", reason, expected=expected)
+    return ssm.error("layer", reason, expected=expected, mend=ANOTHER_MODEL)

@@ -5,6 +5,7 @@ The limits of a shape are the operator's (`ssmgen.ops`); no field name of any ar
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from ssmgen.configs.fields import Number
 from ssmgen.configs.layers import Layers
-from ssmgen.errors import ConfigError
+from ssmgen.errors import ConfigError, ViolationError
 from ssmgen.ops import gated_delta_rule_packed_decode as gdn
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.ops.base import Closed
@@ -114,10 +115,15 @@ def _share(number: Number, ranks: int) -> Number:
 
 def _no_split(numbers: tuple[Number, Number], ranks: int, whole: Callable[[int], bool]) -> ConfigError:
     first, second = numbers
+    counts = [n for n in range(1, first.value + 1) if whole(n)]
+    nearest = max(n for n in counts if n <= ranks)
+    path = shlex.quote(first.where.path)
     return ConfigError(
         f"{first.origin} = {first.value}, {second.origin} = {second.value}: cannot be split over {ranks} GPUs",
         where=first.where,
-        expected="tensor parallel " + ", ".join(str(n) for n in range(1, first.value + 1) if whole(n)),
+        found=f"tensor parallel {ranks}",
+        expected="tensor parallel " + ", ".join(map(str, counts)),
+        next=f"ssmgen new {path} --tp {nearest}" if nearest > 1 else f"ssmgen new {path}",
     )
 
 
@@ -129,9 +135,13 @@ def _shape(model: type[S], sizes: dict[str, Number]) -> S:
     if first["loc"]:
         number = sizes[str(first["loc"][0])]
         raise ConfigError(
-            f"{number.origin} = {number.value}: beyond what the kernels can hold",
+            f"{number.origin}: beyond what the kernels can hold",
             where=number.where,
+            found=number.value,
             expected=f"{first['loc'][0]} {first['msg'].removeprefix('Input should be ')}",
+            next=f"if {number.origin} is wrong, correct it",
         )
-    origins = ", ".join(f"{name} from {number.origin}" for name, number in sizes.items())
-    raise ConfigError(f"{first['ctx']['error']}", where=next(iter(sizes.values())).where, found=origins)
+    error: ViolationError = first["ctx"]["error"]
+    origins = ", ".join(f"{name} = {number.value} from {number.origin}" for name, number in sizes.items())
+    where = sizes[error.key[0]].where
+    raise ConfigError(str(error), where=where, found=origins, expected=error.expected, next="correct one of the two")

@@ -33,7 +33,8 @@ def read(config: Fields) -> Reading:
 def _layers(config: Fields) -> Layers:
     given = [name for name in _PATTERNS if config.given(name)]
     if not given:
-        raise config.error(_PATTERNS[-1], "missing", expected=f"{_PATTERNS[-1]} or {_PATTERNS[0]}")
+        either = f"{_PATTERNS[-1]} or {_PATTERNS[0]}"
+        raise config.error(_PATTERNS[-1], "missing", expected=either, mend=f"add {either}")
     first, *rest = (layers.named(config, name, _MIXERS, _OTHERS) for name in given)
     for other in rest:
         if (other.mixers, other.total) != (first.mixers, first.total):

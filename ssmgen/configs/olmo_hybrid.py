@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ssmgen.configs import dtypes, layers
-from ssmgen.configs.fields import Fields, Number, derived
+from ssmgen.configs.fields import ANOTHER_MODEL, Fields, Number, derived
 from ssmgen.configs.gated_delta import LINEAR
 from ssmgen.configs.layers import Layers
 from ssmgen.configs.mixers import GatedDeltaMixer, Reading
@@ -60,5 +60,6 @@ def _layers(config: Fields) -> Layers:
     # the class makes the last of fewer than four layers attention
     attention = total // 4 or 1
     if attention == total:
-        raise config.error(layers.TOTAL, "no layer of this model holds a Gated DeltaNet mixer", expected="at least 2")
+        problem = "no layer of this model holds a Gated DeltaNet mixer"
+        raise config.error(layers.TOTAL, problem, expected="at least 2", mend=ANOTHER_MODEL)
     return Layers(total - attention, total, "class default")

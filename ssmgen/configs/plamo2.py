@@ -7,12 +7,12 @@ have no window.
 from __future__ import annotations
 
 from ssmgen.configs import layers
-from ssmgen.configs.fields import Fields, Number
+from ssmgen.configs.fields import ANOTHER_MODEL, Fields, Number
 from ssmgen.configs.layers import Layers
 from ssmgen.configs.mixers import Mamba2Mixer, Reading
-from ssmgen.errors import ConfigError
 
 MODEL_TYPES = ("plamo2",)
+_NONE = "no layer of this model holds a Mamba-2 mixer"
 
 
 def read(config: Fields) -> Reading:
@@ -28,10 +28,10 @@ def read(config: Fields) -> Reading:
 
 def _layers(config: Fields) -> Layers:
     if not config.boolean("mamba_enabled", True):
-        raise config.error("mamba_enabled", "no layer of this model holds a Mamba-2 mixer", expected="true")
+        raise config.error("mamba_enabled", _NONE, expected="true", mend=ANOTHER_MODEL)
     step = config.integer("mamba_step", 2)
     if step.value == 1:
-        raise config.error("mamba_step", "no layer of this model holds a Mamba-2 mixer", expected="at least 2")
+        raise config.error("mamba_step", _NONE, expected="at least 2", mend=ANOTHER_MODEL)
     total = layers.total(config)
     if total is None:
         return Layers(None, None, f"all layers but one in every {step.value}, by {step.origin}")
@@ -39,8 +39,5 @@ def _layers(config: Fields) -> Layers:
     # a model too short for the period has attention in its last layer only
     attention = 1 if total <= half else (total - half - 1) // step.value + 1
     if attention == total:
-        raise ConfigError(
-            f"{config.label(layers.TOTAL)} = {total}: no layer of this model holds a Mamba-2 mixer",
-            where=config.where(layers.TOTAL),
-        )
+        raise config.error(layers.TOTAL, _NONE, expected="at least 2", mend=ANOTHER_MODEL)
     return Layers(total - attention, total, step.origin)

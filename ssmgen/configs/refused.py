@@ -5,7 +5,7 @@ No shape is read here.
 
 from __future__ import annotations
 
-from ssmgen.configs.fields import Fields
+from ssmgen.configs.fields import ANOTHER_MODEL, Fields
 from ssmgen.errors import ConfigError
 
 MAMBA1 = "Mamba-1 (selective scan: one A per channel and state, no heads)"
@@ -42,15 +42,17 @@ def refuse(config: Fields, model_type: str, known: list[str], named_in: Fields) 
             where=config.where(name),
             found=f'{named_in.label("model_type")} = "{model_type}"',
             expected=expected,
+            next=ANOTHER_MODEL,
         )
     if reason is None:
         return named_in.error(
             "model_type",
             "unknown architecture",
             expected=expected,
-            hint="if its layers are Mamba-2 or Gated DeltaNet, write specs/NAME.yaml by hand, with `source: table`",
+            mend="if its layers are Mamba-2 or Gated DeltaNet, write specs/NAME.yaml by hand, with `source: table`, "
+            "then run: ssmgen lock NAME",
         )
-    return named_in.error("model_type", reason, expected=expected)
+    return named_in.error("model_type", reason, expected=expected, mend=ANOTHER_MODEL)
 
 
 def _kda_field(config: Fields, reason: str | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ssmgen import conditions
-from ssmgen.errors import SpecError
+from ssmgen.errors import SpecError, ViolationError
 from ssmgen.naming import check_name
 
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -26,7 +26,14 @@ class Closed(BaseModel):
 
 
 def _condition(text: str) -> str:
-    conditions.parse(text)
+    try:
+        conditions.parse(text)
+    except ValueError as e:
+        raise ViolationError(
+            str(e),
+            found=repr(text[:80]),
+            expected=f"comparisons of {', '.join(conditions.RUN_TIME + conditions.MODEL)}, such as B*T <= 4096",
+        ) from None
     return text
 
 
@@ -37,10 +44,27 @@ def named(kind: str) -> AfterValidator:
         try:
             check_name(kind, value)
         except SpecError as e:
-            raise ValueError(f"{value[:40]!r} is no {kind} name; {e.expected}") from None
+            raise ViolationError(
+                f"{value[:40]!r} is no {kind} name", found=repr(value[:40]), expected=e.expected or ""
+            ) from None
         return value
 
     return AfterValidator(check)
+
+
+def whole_groups(group: str, groups: int, of: str, count: int) -> None:
+    """Raise ViolationError unless `groups`, of the key `group`, divides `count`, of the key `of`."""
+    if count % groups == 0:
+        return
+    below = max(n for n in range(1, min(groups, count) + 1) if count % n == 0)
+    above = next((n for n in range(groups, count + 1) if count % n == 0), below)
+    raise ViolationError(
+        f"{group} = {groups} must divide {of} = {count}",
+        found=f"{group}: {groups}, {of}: {count}",
+        expected=f"{group} that divide {count}, such as " + " or ".join(dict.fromkeys((str(below), str(above)))),
+        next=f"change {group} or {of}",
+        key=(group,),
+    )
 
 
 RouteName = Annotated[str, named("route")]

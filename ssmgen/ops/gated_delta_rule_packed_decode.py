@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ssmgen.ops.base import Closed, Dim, Dtype, Route, RouteName, Size
+from ssmgen.ops.base import Closed, Dim, Dtype, Route, RouteName, Size, whole_groups
 
 NAME = "gated_delta_rule_packed_decode"
 
@@ -25,8 +25,7 @@ class Shape(Closed):
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Shape:
-        if self.value_heads % self.key_heads:
-            raise ValueError(f"key_heads = {self.key_heads} must divide value_heads = {self.value_heads}")
+        whole_groups("key_heads", self.key_heads, "value_heads", self.value_heads)
         return self
 
 

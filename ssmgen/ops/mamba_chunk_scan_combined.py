@@ -6,11 +6,12 @@ It holds no kernel and no reference.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ssmgen.ops.base import Closed, Dim, Dtype, Route, RouteName, Size
+from ssmgen.errors import ViolationError
+from ssmgen.ops.base import Closed, Dim, Dtype, Route, RouteName, Size, whole_groups
 
 NAME = "mamba_chunk_scan_combined"
 PLANS = ("three_stage", "segmented")
@@ -26,8 +27,7 @@ class Shape(Closed):
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Shape:
-        if self.heads % self.groups:
-            raise ValueError(f"groups = {self.groups} must divide heads = {self.heads}")
+        whole_groups("groups", self.groups, "heads", self.heads)
         return self
 
 
@@ -42,7 +42,13 @@ class Dtypes(Closed):
     @model_validator(mode="after")
     def _listed_mix(self) -> Dtypes:
         if self.dt not in ("float32", self.x):
-            raise ValueError(f"dt = {self.dt} must be float32 or the dtype of x ({self.x})")
+            raise ViolationError(
+                f"dt = {self.dt} beside x = {self.x}",
+                found=self.dt,
+                expected=" or ".join(dict.fromkeys(("float32", self.x))),
+                next="change dt, or x to the same dtype",
+                key=("dt",),
+            )
         return self
 
 
@@ -50,12 +56,16 @@ class Options(Closed):
     """What the kernels are rendered with; an option that is off costs nothing and is refused when passed."""
 
     D: Literal["none", "per_head"]
-    z: Literal["none"] = "none"
+    z: Annotated[Literal["none"], Field(description="kernels with the gate z are not there yet")] = "none"
     dt_bias: bool
     dt_softplus: bool
     dt_limit: Literal["none", "runtime"]
-    initial_states: Literal[True] = True
-    packed: Literal[False] = False
+    initial_states: Annotated[
+        Literal[True], Field(description="every kernel takes initial states, and a call without them passes None")
+    ] = True
+    packed: Annotated[
+        Literal[False], Field(description="kernels for packed sequences (seq_idx, cu_seqlens) are not there yet")
+    ] = False
 
 
 class Operator(Closed):
@@ -70,5 +80,11 @@ class Operator(Closed):
     def _known_plans(self) -> Operator:
         for name, route in self.routes.items():
             if route.plan not in PLANS:
-                raise ValueError(f"routes.{name}.plan = {route.plan!r} must be one of {', '.join(PLANS)}")
+                raise ViolationError(
+                    f"routes.{name}.plan: no such plan",
+                    found=repr(route.plan),
+                    expected=f"one of {', '.join(PLANS)}",
+                    next=f"change routes.{name}.plan",
+                    key=("routes", name, "plan"),
+                )
         return self

@@ -1,12 +1,27 @@
-"""How large an error may be: that of an honest evaluation at the same dtypes, on the same inputs, times MARGIN.
+"""How large an error may be: the one table of tolerances, for every test, verification and benchmark.
 
-The honest evaluation is the chunked form in fp64, with a rounding only where a kernel at these dtypes cannot avoid one:
-operands of the matrix products, stored chunk states, the output. The decay is never rounded. No flat tolerance exists:
-where the terms of an output cancel, its relative error is large for everybody.
+`honest` evaluates the chunked form in fp64 and rounds only where a kernel at these dtypes cannot avoid it: operands of
+the matrix products, stored chunk states, the output. Beside each value it carries the deviation that those roundings
+give it, each taken as independent and uniform (Higham, Accuracy and Stability of Numerical Algorithms, §2.8):
+squares of the same products, multiplied by the variance of one rounding. Where terms cancel, that grows with the terms
+and not with their sum, and it stays right for a problem of one token and one lane, where a single honest evaluation may
+be exact by luck. The decay is fp32 in its exponents, as in any kernel, and never rounded further.
+
+A result passes where its error is at most 1 in the units of `out_excess` and `state_excess`:
+
+| error | of | at most |
+|---|---|---|
+| rms | a head's 64 tokens, or its state | MARGIN * (1 + 4 / sqrt(2 n)) * rms(deviations) + FLOOR * rms(values) |
+| one | an element of such a piece | ELEMENT * (its deviation + FLOOR * rms(values)) |
+
+n counts what is rounded on its own: the tokens of a piece, the columns of a state. The lanes of one token are not:
+where one earlier token is most of it, they share the rounding of that pair.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,15 +31,29 @@ from ssmgen.reference.mamba_chunk_scan_combined import time_step
 if TYPE_CHECKING:
     from torch import Tensor
 
-# two evaluations that round the same products in another order differ by about sqrt(2); a kernel also sums in fp32
-MARGIN = 2.0
-# errors below this are fp32's own: sums of a few hundred terms, exponentials of sums
+# a kernel may round a product twice where the honest evaluation does once (C B^T kept in bfloat16), and sums in fp32
+MARGIN = 1.25
+# of one element: a normal error passes six deviations once in 5e8, and a doubly rounded one is 1.4 times as large
+ELEMENT = 8.0
+# fp32's own: sums of a few hundred terms, exponentials of sums
 FLOOR = 2e-5
 
+_FP32 = 2.0**-24
+# unit roundoffs: of what a matrix product reads, and of what is stored
+_OPERAND = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-11}
+_STORED = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+# the kernels' own bound on one token's log2 decay
+_MAX_LOG2_DECAY = 126.0
 
-def limit(honest_error: float) -> float:
-    """The largest error that passes where the honest evaluation has `honest_error`."""
-    return MARGIN * honest_error + FLOOR
+
+@dataclass(frozen=True)
+class Honest:
+    """Output (B, T, H, P) and final states (B, H, P, S) of an honest evaluation, and their deviations; fp64."""
+
+    out: Tensor
+    state: Tensor
+    out_sigma: Tensor
+    state_sigma: Tensor
 
 
 def honest(  # noqa: PLR0913 - the arguments of the operator it evaluates
@@ -41,41 +70,113 @@ def honest(  # noqa: PLR0913 - the arguments of the operator it evaluates
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     chunk: int = 64,
     chunk_state: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Output (B, T, H, P) and final states (B, H, P, S), fp64 holding what x's dtype can: arguments as the reference's.
+) -> Honest:
+    """The honest evaluation; arguments as the reference's.
 
     bfloat16 activations round to bfloat16; float16 and float32 to tfloat32, in which their products run. `chunk_state`
     is the dtype of stored chunk states, by default bfloat16 for bfloat16 activations and otherwise float32.
     """
     stored = chunk_state or (torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32)
-    batch, tokens, heads, head_dim = x.shape
+    heads = x.shape[2]
     group = torch.arange(heads, device=x.device) // (heads // B.shape[2])
     step = time_step(dt, dt_bias, dt_softplus, dt_limit)
-    h = torch.zeros((batch, heads, head_dim, B.shape[3]), dtype=torch.float64, device=x.device)
+    roundings = _roundings(x.dtype, stored)
+    state = torch.zeros((x.shape[0], heads, x.shape[3], B.shape[3]), dtype=torch.float64, device=x.device)
     if initial_states is not None:
-        h = initial_states.double()
-    out = torch.empty(x.shape, dtype=torch.float64, device=x.device)
-    for first in range(0, tokens, chunk):
+        state = initial_states.double()
+    carried = _Value(state, torch.zeros_like(state))
+    out, sigma = (torch.empty(x.shape, dtype=torch.float64, device=x.device) for _ in range(2))
+    for first in range(0, x.shape[1], chunk):
         rows = slice(first, first + chunk)
-        # bfloat16 and float16 are operands as they are; float32 loses digits on the way
-        x_k = x[:, rows].double().transpose(1, 2)
-        b, c = (t[:, rows].double()[:, :, group].transpose(1, 2) for t in (B, C))
-        x_operand, b_operand, c_operand = (
-            (t if x.dtype != torch.float32 else _rounded(t, x.dtype)) for t in (x_k, b, c)
-        )
-        dt_k = step[:, rows].transpose(1, 2)
-        log = torch.cumsum(A.double()[:, None] * dt_k, dim=2)
-        decay = torch.exp((log[..., :, None] - log[..., None, :]).clamp(max=0.0)).tril()
-        pairs = _rounded((c_operand @ b_operand.transpose(2, 3)) * decay * dt_k[..., None, :], x.dtype)
-        entering = _rounded(h.to(stored).double(), x.dtype)
-        y = torch.exp(log)[..., None] * (c_operand @ entering.transpose(2, 3)) + pairs @ x_operand
-        if D is not None:
-            y = y + D.double()[:, None, None] * x_k
-        out[:, rows] = y.to(x.dtype).double().transpose(1, 2)
-        weight = torch.exp(log[..., -1:] - log) * dt_k
-        h = torch.exp(log[..., -1])[..., None, None] * h
-        h = h + x_operand.transpose(2, 3) @ _rounded(b * weight[..., None], x.dtype)
-    return out, h
+        piece = _chunk(x[:, rows], B[:, rows][:, :, group], C[:, rows][:, :, group], A, step[:, rows])
+        entering = _Value(_rounded(carried.mean.to(stored).double(), x.dtype), carried.variance)
+        y = _output(piece, entering, carried.mean, roundings)
+        skip = 0.0 if D is None else D.double()[:, None, None] * piece.x
+        mean = y.mean + skip
+        out[:, rows] = mean.to(x.dtype).double().transpose(1, 2)
+        last = (_STORED[x.dtype] * mean.abs().clamp(min=torch.finfo(x.dtype).tiny)) ** 2 / 3
+        sigma[:, rows] = (y.variance + last).sqrt().transpose(1, 2)
+        carried = _state(piece, carried, roundings)
+    return Honest(out, carried.mean, sigma, carried.variance.sqrt())
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What roundings make of a value, and the variance of that."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+@dataclass(frozen=True)
+class _Roundings:
+    """Variances, relative to the square of what is rounded: an operand, float32 made one, a state stored and read."""
+
+    dtype: torch.dtype
+    operand: float
+    cast: float
+    stored: float
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk, heads before tokens: activations, the same as operands, dt', L, and the relative loss of 2^L."""
+
+    x: Tensor
+    b: Tensor
+    x_operand: Tensor
+    b_operand: Tensor
+    c_operand: Tensor
+    step: Tensor
+    log: Tensor
+    lost: Tensor
+
+
+def _roundings(x: torch.dtype, stored: torch.dtype) -> _Roundings:
+    operand = _OPERAND[x] ** 2 / 3
+    cast = operand if x == torch.float32 else 0.0
+    kept = operand if stored == torch.float32 else max(operand, _STORED[stored] ** 2 / 3)
+    return _Roundings(x, operand, cast, kept + cast)
+
+
+def _chunk(x: Tensor, b: Tensor, c: Tensor, A: Tensor, step: Tensor) -> _Chunk:  # noqa: N803
+    wide = tuple(t.double().transpose(1, 2) for t in (x, b, c))
+    x_o, b_o, c_o = (t if x.dtype != torch.float32 else _rounded(t, x.dtype) for t in wide)
+    step = step.transpose(1, 2)
+    log = torch.cumsum(A.double()[:, None] * step, dim=2)
+    return _Chunk(wide[0], wide[1], x_o, b_o, c_o, step, log, _exponent_loss(A, step))
+
+
+def _output(p: _Chunk, entering: _Value, exact_state: Tensor, r: _Roundings) -> _Value:
+    """(C h) 2^L + ((C B^T) 2^(L_i - L_j) dt') x."""
+    decay = torch.exp((p.log[..., :, None] - p.log[..., None, :]).clamp(max=0.0)).tril() * p.step[..., None, :]
+    pairs = (p.c_operand @ p.b_operand.transpose(2, 3)) * decay
+    scale = torch.exp(p.log)[..., None]
+    mean = scale * (p.c_operand @ entering.mean.transpose(2, 3)) + _rounded(pairs, r.dtype) @ p.x_operand
+    # another chunk takes the pair through a stored state, which rounds each of the products that make up C . B
+    terms = (p.c_operand**2 @ (p.b_operand**2).transpose(2, 3)) * decay**2
+    variance = (pairs**2 + terms) * (r.operand + p.lost[..., :, None] ** 2 + p.lost[..., None, :] ** 2)
+    variance = variance + pairs**2 * r.cast + terms * 2 * r.cast
+    squares = exact_state**2
+    through = p.c_operand**2 @ (entering.variance + squares * r.stored).transpose(2, 3)
+    through = through + p.lost[..., None] ** 2 * (p.c_operand**2 @ squares.transpose(2, 3))
+    return _Value(mean, variance @ p.x_operand**2 + scale**2 * through)
+
+
+def _state(p: _Chunk, h: _Value, r: _Roundings) -> _Value:
+    """2^L_last h + sum of 2^(L_last - L_j) dt'_j x_j B_j^T."""
+    last = torch.exp(p.log[..., -1])[..., None, None]
+    weighted = p.b * (torch.exp(p.log[..., -1:] - p.log) * p.step)[..., None]
+    spread = r.operand + r.cast + p.lost[..., None] ** 2 + p.lost[..., -1:, None] ** 2
+    variance = last**2 * (h.variance + h.mean**2 * p.lost[..., -1, None, None] ** 2)
+    variance = variance + (p.x_operand**2).transpose(2, 3) @ (weighted**2 * spread)
+    return _Value(last * h.mean + p.x_operand.transpose(2, 3) @ _rounded(weighted, r.dtype), variance)
+
+
+def _exponent_loss(A: Tensor, step: Tensor) -> Tensor:  # noqa: N803
+    """The relative error of a decay whose exponent is an fp32 running sum: (B, H, T of the chunk)."""
+    log2 = (A.double().abs()[:, None] * step / math.log(2)).clamp(max=_MAX_LOG2_DECAY)
+    return 2 * _FP32 * math.log(2) * torch.cumsum(log2, dim=2) / math.sqrt(3)
 
 
 def _rounded(operand: Tensor, dtype: torch.dtype) -> Tensor:
@@ -85,3 +186,52 @@ def _rounded(operand: Tensor, dtype: torch.dtype) -> Tensor:
     # tfloat32 has float16's digits and float32's range: scale each binade away, round, scale back
     mantissa, exponent = torch.frexp(operand)
     return torch.ldexp(torch.round(mantissa * 2048) / 2048, exponent)
+
+
+def out_excess(actual: Tensor, expected: Tensor, sigma: Tensor, *, block: int = 64) -> float:
+    """How many times its limit the largest error of a (B, T, H, P) output is: at most 1 where it passes.
+
+    inf for a NaN, and for an infinity where the expected value fits actual's dtype; 0.0 for empty tensors. Raises
+    ValueError where the shapes differ.
+    """
+    _check_shapes(actual, expected)
+    tokens = actual.shape[1]
+    pieces = (slice(start, min(start + block, tokens)) for start in range(0, tokens, block))
+    return max(
+        (_excess(actual[:, p], expected[:, p], sigma[:, p], (1, 3), p.stop - p.start) for p in pieces), default=0.0
+    )
+
+
+def state_excess(actual: Tensor, expected: Tensor, sigma: Tensor) -> float:
+    """The same of (B, H, P, S) states."""
+    _check_shapes(actual, expected)
+    return _excess(actual, expected, sigma, (2, 3), actual.shape[3])
+
+
+def _check_shapes(actual: Tensor, expected: Tensor) -> None:
+    if actual.shape != expected.shape:
+        raise ValueError(f"actual: found a {tuple(actual.shape)} tensor, expected {tuple(expected.shape)}")
+
+
+def _excess(actual: Tensor, expected: Tensor, sigma: Tensor, axes: tuple[int, int], apart: int) -> float:
+    if actual.numel() == 0:
+        return 0.0
+    # beyond the dtype's range infinity of the right sign is the right answer, and has no error to speak of
+    beyond = expected.abs() + ELEMENT * sigma > torch.finfo(actual.dtype).max
+    right = beyond & torch.isinf(actual) & (actual.sign() == expected.sign())
+    actual, expected, sigma = (torch.where(right, 0.0, t.double()) for t in (actual, expected, sigma))
+    if not bool(torch.isfinite(actual).all()):
+        return math.inf
+    error = (actual - expected).abs()
+    values = expected.square().mean(axes, keepdim=True).sqrt()
+    margin = MARGIN * (1 + 4 / math.sqrt(2 * apart))
+    whole = error.square().mean(axes, keepdim=True).sqrt()
+    limit = margin * sigma.square().mean(axes, keepdim=True).sqrt() + FLOOR * values
+    each = ELEMENT * (sigma + FLOOR * values)
+    return max(_ratio(whole, limit), _ratio(error, each))
+
+
+def _ratio(error: Tensor, limit: Tensor) -> float:
+    # nothing may differ where nothing is rounded
+    ratio = torch.where(error == 0.0, 0.0, error / limit)
+    return float(torch.nan_to_num(ratio, nan=math.inf, posinf=math.inf).max())

@@ -135,6 +135,20 @@ def dim_tile(head_dim: int, widest: int) -> int:
     return whole if whole <= widest or head_dim % widest else widest
 
 
+def step_formula(options: Options, limit: str) -> str:
+    """dt' of the operator in words of its arguments; `limit` names the two ends where they are given at run time."""
+    formula = "dt + dt_bias" if options.dt_bias else "dt"
+    formula = f"softplus({formula})" if options.dt_softplus else formula
+    if options.dt_limit != "none":
+        return f"clamp({formula}, {limit})"
+    return f"max({formula}, 0)" if at_least_zero(options) else formula
+
+
+def at_least_zero(options: Options) -> bool:
+    """Whether the default dt_limit of (0, inf) has something to do: softplus is never below 0."""
+    return options.dt_limit == "none" and not options.dt_softplus
+
+
 def round_up(n: int, multiple: int) -> int:
     """The smallest multiple >= n."""
     return -(-n // multiple) * multiple

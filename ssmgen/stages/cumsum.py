@@ -34,6 +34,7 @@ class Context:
     dt_bias: bool
     dt_softplus: bool
     dt_limit: bool
+    at_least_zero: bool
 
 
 class Cumsum(base.Stage):
@@ -53,11 +54,9 @@ class Cumsum(base.Stage):
 
     def context(self, schedule: Schedule, problem: Problem) -> Context:
         o = problem.options
-        formula = "dt + dt_bias" if o.dt_bias else "dt"
-        formula = f"softplus({formula})" if o.dt_softplus else formula
         return Context(
             title=problem.title,
-            dt_formula=f"clamp({formula}, dt_min, dt_max)" if o.dt_limit != "none" else formula,
+            dt_formula=base.step_formula(o, "dt_min, dt_max"),
             min_log2_decay=MIN_LOG2_DECAY,
             chunk=problem.chunk,
             head_tile=schedule.head_tile,
@@ -65,6 +64,7 @@ class Cumsum(base.Stage):
             dt_bias=o.dt_bias,
             dt_softplus=o.dt_softplus,
             dt_limit=o.dt_limit != "none",
+            at_least_zero=base.at_least_zero(o),
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
@@ -89,11 +89,12 @@ class Cumsum(base.Stage):
         b, t = sympy.symbols("B T", positive=True, integer=True)
         padded = problem.chunk * sympy.ceiling(t / problem.chunk)
         heads = problem.shape.heads
+        tiled = base.round_up(heads, schedule.head_tile)
         width = base.ITEM_BYTES[problem.dtypes.dt]
         return Cost(
             bytes=b * heads * (t * width + 2 * padded * 4),
             flops=sympy.Integer(0),
-            exponentials=b * heads * padded if problem.options.dt_softplus else sympy.Integer(0),
+            exponentials=b * tiled * padded if problem.options.dt_softplus else sympy.Integer(0),
         )
 
 

@@ -171,7 +171,9 @@ class Output(base.Stage):
         b, t = sympy.symbols("B T", positive=True, integer=True)
         s, d, r = problem.shape, problem.dtypes, schedule.rows
         n, n_chunks, blocks = sympy.ceiling(t / r), sympy.ceiling(t / problem.chunk), problem.chunk // r
-        states = n_chunks + (problem.segments if problem.segmented else 0)
+        # a short sequence leaves its last segments without a chunk, and what enters them unread
+        entered = sympy.ceiling(n_chunks / sympy.ceiling(n_chunks / problem.segments))
+        states = n_chunks + (entered if problem.segmented else 0)
         moved = b * t * base.ITEM_BYTES[d.x] * (2 * s.heads * s.head_dim + 2 * s.groups * s.state)
         moved += 8 * b * s.heads * n_chunks * problem.chunk
         moved += b * s.heads * states * s.state * s.head_dim * base.ITEM_BYTES[d.chunk_state]

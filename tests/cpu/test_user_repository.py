@@ -29,6 +29,19 @@ CONFIG = {
     "conv_kernel": 4,
     "expand": 2,
 }
+# small enough to interpret while somebody waits
+SMALL = """\
+schema: 1
+model: {name: small, source: table}
+operators:
+  mamba_chunk_scan_combined:
+    shape: {heads: 4, groups: 2, head_dim: 16, state: 24}
+    dtypes: {x: bfloat16, dt: float32, chunk_state: bfloat16, state: float32}
+    options: {D: per_head, dt_bias: true, dt_softplus: true, dt_limit: runtime}
+    routes:
+      all: {when: "B >= 1", plan: three_stage}
+targets: [sm_90]
+"""
 # what the generated code imports, and nothing more: enough to import it where neither is installed
 STANDINS = {
     "torch.py": "def __getattr__(name):\n    return name\n",
@@ -78,14 +91,15 @@ class Repository:
         self.must("git", "add", "-A")
         return self.run("git", "commit", "-q", "-m", "a change", *arguments)
 
-    def ci(self) -> subprocess.CompletedProcess[str]:
-        """The workflow's last command, in a fresh clone of what is committed."""
+    def ci(self, step: str = "generate --check") -> subprocess.CompletedProcess[str]:
+        """The workflow's command with `step` in it, in a fresh clone of what is committed."""
         clone = self.root.with_name("clone")
         shutil.rmtree(clone, ignore_errors=True)
         self.must("git", "clone", "-q", str(self.root), str(clone))
         workflow = YAML(typ="safe", pure=True).load((clone / ".github/workflows/ssmgen.yml").read_text())
         steps = workflow["jobs"]["generated-kernels"]["steps"]
-        return self.run("bash", "-e", "-c", steps[-1]["run"], where=clone)
+        (command,) = [s["run"] for s in steps if step in s.get("run", "") and "pip install" not in s["run"]]
+        return self.run("bash", "-e", "-c", command, where=clone)
 
     @property
     def kernel(self) -> str:
@@ -210,3 +224,32 @@ def test_committed_code_imports_without_ssmgen(repository: Repository, tmp_path:
     # -I -S: no site-packages, so nothing that is installed can be imported
     said = repository.must(sys.executable, "-I", "-S", "-c", IMPORT, str(standins), generated)
     assert said == "mamba_chunk_scan_combined\n"
+
+
+def test_the_property_tests_run_in_ci_and_find_a_wrong_kernel(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    repository = new_repository(tmp_path / "serving")
+    assert repository.commit().returncode == 0
+    assert repository.ci("pytest").returncode == 0
+    (repository.root / "specs/small.yaml").write_text(SMALL)
+    repository.must("ssmgen", "lock")
+    repository.must("ssmgen", "generate")
+    done = repository.commit()
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = repository.ci("pytest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+    kernel = "generated/small/sm_90/mamba_chunk_scan_combined/all/output.py"
+    repository.edit(kernel, ">= token[None, :]", "> token[None, :]")
+    assert repository.commit("--no-verify").returncode == 0
+    done = repository.ci("pytest")
+    assert done.returncode == 1
+    assert "times its limit" in done.stdout
+    again = next(line for line in done.stdout.splitlines() if "ssmgen verify" in line).partition("again:")[2].strip()
+    # shrunk: the simplest call that shows it
+    assert "regime" not in again
+    assert "layout" not in again
+    done = repository.run("bash", "-c", f"{again} --no-compile")
+    assert done.returncode == 1
+    assert "times its limit" in done.stdout

@@ -21,11 +21,9 @@ def run(kernels, arguments, **more):
 def check(kernels, arguments, **more):
     expected, expected_state = reference.mamba_chunk_scan_combined(**arguments, **more)
     out, state = run(kernels, arguments, **more)
-    honest, honest_state = tolerance.honest(**arguments, **more)
-    assert reference.error(out, expected) <= tolerance.limit(reference.error(honest, expected))
-    assert reference.state_error(state, expected_state) <= tolerance.limit(
-        reference.state_error(honest_state, expected_state)
-    )
+    honest = tolerance.honest(**arguments, **more)
+    assert tolerance.out_excess(out, expected, honest.out_sigma) <= 1
+    assert tolerance.state_excess(state, expected_state, honest.state_sigma) <= 1
 
 
 def draw(kernels, batch, tokens, *, states=False):

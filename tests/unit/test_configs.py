@@ -277,7 +277,10 @@ class TestGatedDeltaOptions:
         assert sizes(path) == (9, 9, int(0.75 * 1000 / 9), 2 * int(0.75 * 1000 / 9))
 
 
-LIMIT = "\n  expected: two numbers, low <= high, such as [0.0, Infinity]"
+LIMIT = (
+    "\n  expected: two numbers, low <= high, such as [0.0, Infinity]"
+    "\n  next:     correct time_step_limit, then run: ssmgen new config.json"
+)
 
 
 class TestTimeStepLimit:
@@ -316,15 +319,11 @@ class TestTimeStepLimit:
     @pytest.mark.parametrize("family", ['"mamba2"', '"zamba2", "n_mamba_heads": 80'])
     def test_refused(self, tmp_path: Path, text: str, shown: str, family: str) -> None:
         found = refusal(tmp_path, f'{{"model_type": {family},\n "time_step_limit": {text}}}')
-        assert found == f"config.json:2: time_step_limit = {shown}: not a limit{LIMIT}"
+        assert found == f"config.json:2: time_step_limit: not a limit\n  found:    {shown}{LIMIT}"
 
     def test_time_step_min(self, tmp_path: Path) -> None:
         path = changed(tmp_path, "zamba2_1p2b_saved", time_step_min="0.01")
-        assert error(path).startswith('config.json:13: time_step_min = "0.01": not a number\n')
-
-
-SIZE = "\n  expected: a whole number > 0"
-BOTH = "\n  expected: both products equal, as the model's class demands"
+        assert error(path).startswith("config.json:13: time_step_min: not a number\n")
 
 
 class TestFields:
@@ -336,11 +335,19 @@ class TestFields:
     )
     def test_a_number_is_a_whole_number(self, tmp_path: Path, value: object, shown: str) -> None:
         found = error(changed(tmp_path, "nemotron_h_8b", mamba_num_heads=value))
-        assert found == f"config.json:6: mamba_num_heads = {shown}: not a size{SIZE}"
+        assert found == (
+            f"config.json:6: mamba_num_heads: not a size\n  found:    {shown}\n  expected: a whole number > 0"
+            "\n  next:     correct mamba_num_heads, then run: ssmgen new config.json"
+        )
 
     def test_a_nested_field_has_its_full_name_and_line(self, tmp_path: Path) -> None:
         text = '{"model_type": "qwen3_5",\n"text_config": {\n"linear_num_key_heads":\n 16.0}}'
-        assert refusal(tmp_path, text) == f"config.json:3: text_config.linear_num_key_heads = 16.0: not a size{SIZE}"
+        assert refusal(tmp_path, text) == (
+            "config.json:3: text_config.linear_num_key_heads: not a size"
+            "\n  found:    16.0"
+            "\n  expected: a whole number > 0"
+            "\n  next:     correct text_config.linear_num_key_heads, then run: ssmgen new config.json"
+        )
 
     @pytest.mark.parametrize(
         ("fixture", "fields", "expected"),
@@ -348,72 +355,135 @@ class TestFields:
             (
                 "codestral_7b",
                 {"head_dim": 32},
-                "config.json:6: expand = 2: num_heads * head_dim = 128 * 32 = 4096 contradicts"
-                f" expand * hidden_size = 8192{BOTH}",
+                (
+                    "config.json:6: expand: num_heads * head_dim = 128 * 32 = 4096 contradicts expand *"
+                    " hidden_size = 8192"
+                    "\n  found:    2"
+                    "\n  expected: both products equal, as the model's class demands"
+                    "\n  next:     correct num_heads, head_dim or expand * hidden_size, then run: ssmgen new"
+                    " config.json"
+                ),
             ),
             (
                 "granite_h_350m",
                 {"mamba_d_head": 64},
-                "config.json:12: mamba_d_head = 64: mamba_n_heads * mamba_d_head = 48 * 64 = 3072 contradicts"
-                f" mamba_expand (class default) * hidden_size = 1536{BOTH}",
+                (
+                    "config.json:12: mamba_d_head: mamba_n_heads * mamba_d_head = 48 * 64 = 3072 contradicts"
+                    " mamba_expand (class default) * hidden_size = 1536"
+                    "\n  found:    64"
+                    "\n  expected: both products equal, as the model's class demands"
+                    "\n  next:     correct mamba_n_heads, mamba_d_head or mamba_expand (class default) *"
+                    " hidden_size, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "bamba_9b",
                 {"mamba_d_head": 32},
-                "config.json:11: mamba_d_head = 32: mamba_n_heads * mamba_d_head = 128 * 32 = 4096 contradicts"
-                f" mamba_expand * hidden_size = 8192{BOTH}",
+                (
+                    "config.json:11: mamba_d_head: mamba_n_heads * mamba_d_head = 128 * 32 = 4096"
+                    " contradicts mamba_expand * hidden_size = 8192"
+                    "\n  found:    32"
+                    "\n  expected: both products equal, as the model's class demands"
+                    "\n  next:     correct mamba_n_heads, mamba_d_head or mamba_expand * hidden_size, then"
+                    " run: ssmgen new config.json"
+                ),
             ),
             (
                 "bamba_9b",
                 {"mamba_n_heads": 100},
-                'config.json:11: mamba_d_head = "auto": mamba_n_heads = 100 does not divide'
-                " mamba_expand * hidden_size = 8192",
+                (
+                    "config.json:11: mamba_d_head: mamba_n_heads = 100 does not divide mamba_expand *"
+                    " hidden_size = 8192"
+                    '\n  found:    "auto"'
+                    "\n  expected: mamba_n_heads that divides 8192"
+                    "\n  next:     correct mamba_n_heads or mamba_expand * hidden_size, then run: ssmgen new"
+                    " config.json"
+                ),
             ),
             (
                 "falcon_h1_7b",
                 {"mamba_d_ssm": 4096},
-                "config.json:6: mamba_d_head = 128: mamba_n_heads * mamba_d_head = 24 * 128 = 3072 contradicts"
-                f" mamba_d_ssm = 4096{BOTH}",
+                (
+                    "config.json:6: mamba_d_head: mamba_n_heads * mamba_d_head = 24 * 128 = 3072 contradicts"
+                    " mamba_d_ssm = 4096"
+                    "\n  found:    128"
+                    "\n  expected: both products equal, as the model's class demands"
+                    "\n  next:     correct mamba_n_heads, mamba_d_head or mamba_d_ssm, then run: ssmgen new"
+                    " config.json"
+                ),
             ),
             (
                 "zamba2_1p2b_saved",
                 {"mamba_headdim": 32},
-                "config.json:9: mamba_headdim = 32: n_mamba_heads * mamba_headdim = 64 * 32 = 2048 contradicts"
-                f" mamba_expand * hidden_size = 4096{BOTH}",
+                (
+                    "config.json:9: mamba_headdim: n_mamba_heads * mamba_headdim = 64 * 32 = 2048"
+                    " contradicts mamba_expand * hidden_size = 4096"
+                    "\n  found:    32"
+                    "\n  expected: both products equal, as the model's class demands"
+                    "\n  next:     correct n_mamba_heads, mamba_headdim or mamba_expand * hidden_size, then"
+                    " run: ssmgen new config.json"
+                ),
             ),
             (
                 "zamba2_1p2b_old",
                 {"mamba_d_state": 64},
-                "config.json:12: state_size = 128: contradicts mamba_d_state = 64 (line 15)"
-                "\n  expected: one of the two, or both the same",
+                (
+                    "config.json:12: state_size: contradicts mamba_d_state = 64 (line 15)"
+                    "\n  found:    128"
+                    "\n  expected: one of the two, or both the same"
+                    "\n  next:     remove state_size or mamba_d_state, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "nemotron_h_8b",
                 {"mamba_n_groups": 4},
-                "config.json:9: n_groups = 8: contradicts mamba_n_groups = 4 (line 10)"
-                "\n  expected: one of the two, or both the same",
+                (
+                    "config.json:9: n_groups: contradicts mamba_n_groups = 4 (line 10)"
+                    "\n  found:    8"
+                    "\n  expected: one of the two, or both the same"
+                    "\n  next:     remove n_groups or mamba_n_groups, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "nemotron_3_ultra",
                 {"hybrid_override_pattern": "M-M"},
-                'config.json:4: layers_block_type = a list of 8: contradicts hybrid_override_pattern = "M-M" (line 28)'
-                "\n  expected: one of the two, or both the same",
+                (
+                    'config.json:4: layers_block_type: contradicts hybrid_override_pattern = "M-M" (line 28)'
+                    "\n  found:    a list of 8"
+                    "\n  expected: one of the two, or both the same"
+                    "\n  next:     remove layers_block_type or hybrid_override_pattern, then run: ssmgen new"
+                    " config.json"
+                ),
             ),
             (
                 "granite_h_350m",
                 {"num_hidden_layers": 5},
-                "config.json:4: num_hidden_layers = 5: contradicts layer_types (line 5), which names 4",
+                (
+                    "config.json:4: num_hidden_layers: contradicts layer_types (line 5), which names 4"
+                    "\n  found:    5"
+                    "\n  expected: 4"
+                    "\n  next:     correct num_hidden_layers or layer_types, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "nemotron_nano_9b_v2",
                 {"dtype": "float32"},
-                'config.json:16: dtype = "float32": contradicts torch_dtype = "bfloat16" (line 15)'
-                "\n  expected: one of the two",
+                (
+                    'config.json:16: dtype: contradicts torch_dtype = "bfloat16" (line 15)'
+                    '\n  found:    "float32"'
+                    "\n  expected: one of the two"
+                    "\n  next:     remove dtype or torch_dtype, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "native_hybrid",
                 {"d_model": 512},
-                "config.json:10: ssm_cfg.d_ssm = 1536: more than expand (class default) * d_model = 1024",
+                (
+                    "config.json:10: ssm_cfg.d_ssm: more than expand (class default) * d_model = 1024"
+                    "\n  found:    1536"
+                    "\n  expected: at most 1024"
+                    "\n  next:     correct ssm_cfg.d_ssm, then run: ssmgen new config.json"
+                ),
             ),
         ],
     )
@@ -426,104 +496,189 @@ class TestFields:
             (
                 "nemotron_h_8b",
                 {"mamba_head_dim": 512},
-                "config.json:7: mamba_head_dim = 512: beyond what the kernels can hold"
-                "\n  expected: head_dim less than or equal to 256",
+                (
+                    "config.json:7: mamba_head_dim: beyond what the kernels can hold"
+                    "\n  found:    512"
+                    "\n  expected: head_dim less than or equal to 256"
+                    "\n  next:     if mamba_head_dim is wrong, correct it, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "falcon_h1_34b",
                 {"mamba_d_state": 512},
-                "config.json:8: mamba_d_state = 512: beyond what the kernels can hold"
-                "\n  expected: state less than or equal to 256",
+                (
+                    "config.json:8: mamba_d_state: beyond what the kernels can hold"
+                    "\n  found:    512"
+                    "\n  expected: state less than or equal to 256"
+                    "\n  next:     if mamba_d_state is wrong, correct it, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "nemotron_h_8b",
                 {"n_groups": 7},
-                "config.json:6: groups = 7 must divide heads = 128\n  found:    heads from mamba_num_heads,"
-                " groups from n_groups, head_dim from mamba_head_dim, state from ssm_state_size",
+                (
+                    "config.json:9: groups = 7 must divide heads = 128"
+                    "\n  found:    heads = 128 from mamba_num_heads, groups = 7 from n_groups, head_dim = 64"
+                    " from mamba_head_dim, state = 128 from ssm_state_size"
+                    "\n  expected: groups that divide 128, such as 4 or 8"
+                    "\n  next:     correct one of the two, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "qwen3_next_80b",
                 {"linear_num_value_heads": 24},
-                "config.json:6: key_heads = 16 must divide value_heads = 24\n  found:    key_heads from"
-                " linear_num_key_heads, value_heads from linear_num_value_heads, key_dim from linear_key_head_dim,"
-                " value_dim from linear_value_head_dim",
+                (
+                    "config.json:6: key_heads = 16 must divide value_heads = 24"
+                    "\n  found:    key_heads = 16 from linear_num_key_heads, value_heads = 24 from"
+                    " linear_num_value_heads, key_dim = 128 from linear_key_head_dim, value_dim = 128 from"
+                    " linear_value_head_dim"
+                    "\n  expected: key_heads that divide 24, such as 12 or 24"
+                    "\n  next:     correct one of the two, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "qwen3_next_80b",
                 {"torch_dtype": "float8_e4m3fn"},
-                'config.json:11: torch_dtype = "float8_e4m3fn": not a dtype of these kernels'
-                "\n  expected: bfloat16, float16, float32",
+                (
+                    "config.json:11: torch_dtype: not a dtype of these kernels"
+                    '\n  found:    "float8_e4m3fn"'
+                    "\n  expected: bfloat16, float16, float32"
+                    "\n  next:     correct torch_dtype, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "qwen3_next_80b",
                 {"mamba_ssm_dtype": "float16"},
-                'config.json:12: mamba_ssm_dtype = "float16": not a dtype of the state\n  expected: float32, bfloat16',
+                (
+                    "config.json:12: mamba_ssm_dtype: not a dtype of the state"
+                    '\n  found:    "float16"'
+                    "\n  expected: float32, bfloat16"
+                    "\n  next:     correct mamba_ssm_dtype, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "qwen3_next_80b",
                 {"torch_dtype": ["bfloat16"]},
-                'config.json:11: torch_dtype = ["bfloat16"]: not a string\n  expected: a string',
+                (
+                    "config.json:11: torch_dtype: not a string"
+                    '\n  found:    ["bfloat16"]'
+                    "\n  expected: a string"
+                    "\n  next:     correct torch_dtype, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "nemotron_h_8b",
                 {"hybrid_override_pattern": "M-X"},
-                'config.json:5: hybrid_override_pattern, letter 3 of 3: unknown layer type "X"\n  expected: one of'
-                " M, linear_attention, mamba, *, -, E, attention, full_attention, mlp, moe",
+                (
+                    "config.json:5: hybrid_override_pattern, letter 3 of 3: unknown layer type"
+                    '\n  found:    "X"'
+                    "\n  expected: one of M, linear_attention, mamba, *, -, E, attention, full_attention,"
+                    " mlp, moe"
+                    "\n  next:     if hybrid_override_pattern is wrong, correct it, then run: ssmgen new"
+                    " config.json"
+                ),
             ),
             (
                 "granite_h_350m",
                 {"layer_types": ["mamba", "mamba", "mamba3", "mamba"]},
-                'config.json:8: layer_types[2]: unknown layer type "mamba3"'
-                "\n  expected: one of linear_attention, mamba, attention, full_attention",
+                (
+                    "config.json:8: layer_types[2]: unknown layer type"
+                    '\n  found:    "mamba3"'
+                    "\n  expected: one of linear_attention, mamba, attention, full_attention"
+                    "\n  next:     if layer_types[2] is wrong, correct it, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "granite_h_350m",
                 {"layer_types": ["mamba", ["mamba"]]},
-                'config.json:7: layer_types[1]: unknown layer type ["mamba"]'
-                "\n  expected: one of linear_attention, mamba, attention, full_attention",
+                (
+                    "config.json:7: layer_types[1]: unknown layer type"
+                    '\n  found:    ["mamba"]'
+                    "\n  expected: one of linear_attention, mamba, attention, full_attention"
+                    "\n  next:     if layer_types[1] is wrong, correct it, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "zamba2_7b",
                 {"layers_block_type": ["mamba", "attention"]},
-                'config.json:7: layers_block_type[1]: unknown layer type "attention"'
-                "\n  expected: one of g, hybrid, linear_attention, m, mamba",
+                (
+                    "config.json:7: layers_block_type[1]: unknown layer type"
+                    '\n  found:    "attention"'
+                    "\n  expected: one of g, hybrid, linear_attention, m, mamba"
+                    "\n  next:     if layers_block_type[1] is wrong, correct it, then run: ssmgen new"
+                    " config.json"
+                ),
             ),
             (
                 "granite_h_350m",
                 {"layer_types": []},
-                "config.json:5: layer_types = []: names no layers"
-                "\n  expected: a list of layer types, or a string of letters",
+                (
+                    "config.json:5: layer_types: names no layers"
+                    "\n  found:    []"
+                    "\n  expected: a list of layer types, or a string of letters"
+                    "\n  next:     correct layer_types, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "bamba_9b",
                 {"attn_layer_indices": [9, 32]},
-                "config.json:7: attn_layer_indices[1] = 32: not the number of a layer"
-                "\n  expected: a whole number from 0 to 31",
+                (
+                    "config.json:7: attn_layer_indices[1]: not the number of a layer"
+                    "\n  found:    32"
+                    "\n  expected: a whole number from 0 to 31"
+                    "\n  next:     correct attn_layer_indices[1], then run: ssmgen new config.json"
+                ),
             ),
             (
                 "bamba_9b",
                 {"attn_layer_indices": [9, 9]},
-                "config.json:7: attn_layer_indices[1] = 9: given twice",
+                (
+                    "config.json:7: attn_layer_indices[1]: given twice"
+                    "\n  found:    9 also at attn_layer_indices[0]"
+                    "\n  expected: each layer once"
+                    "\n  next:     remove one of the two, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "native_hybrid",
                 {"attn_layer_idx": 2},
-                "config.json:4: attn_layer_idx = 2: not a list\n  expected: a list of layer numbers",
+                (
+                    "config.json:4: attn_layer_idx: not a list"
+                    "\n  found:    2"
+                    "\n  expected: a list of layer numbers"
+                    "\n  next:     correct attn_layer_idx, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "native_hybrid",
                 {"ssm_cfg": "Mamba2"},
-                'config.json:8: ssm_cfg = "Mamba2": not an object\n  expected: { … }',
+                (
+                    "config.json:8: ssm_cfg: not an object"
+                    '\n  found:    "Mamba2"'
+                    "\n  expected: { … }"
+                    "\n  next:     correct ssm_cfg, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "olmo_hybrid_7b",
                 {"linear_allow_neg_eigval": 1},
-                "config.json:10: linear_allow_neg_eigval = 1: neither true nor false\n  expected: true or false",
+                (
+                    "config.json:10: linear_allow_neg_eigval: neither true nor false"
+                    "\n  found:    1"
+                    "\n  expected: true or false"
+                    "\n  next:     correct linear_allow_neg_eigval, then run: ssmgen new config.json"
+                ),
             ),
             (
                 "plamo2_1b",
                 {"mamba_step": 1},
-                "config.json:8: mamba_step = 1: no layer of this model holds a Mamba-2 mixer\n  expected: at least 2",
+                (
+                    "config.json:8: mamba_step: no layer of this model holds a Mamba-2 mixer"
+                    "\n  found:    1"
+                    "\n  expected: at least 2"
+                    "\n  next:     there are no kernels for this model; for another one run: ssmgen new"
+                    " CONFIG.json"
+                ),
             ),
         ],
     )
@@ -533,14 +688,46 @@ class TestFields:
     @pytest.mark.parametrize(
         ("fixture", "without", "expected"),
         [
-            ("native_2p7b", "d_model", f"config.json:1: d_model: missing{SIZE}"),
-            ("zamba2_1p2b_old", "state_size", f"config.json:1: state_size: missing{SIZE}"),
-            ("zamba2_1p2b_old", "expansion_factor", f"config.json:1: expansion_factor: missing{SIZE}"),
+            (
+                "native_2p7b",
+                "d_model",
+                (
+                    "config.json:1: d_model: missing"
+                    "\n  found:    no such field"
+                    "\n  expected: a whole number > 0"
+                    "\n  next:     add d_model, then run: ssmgen new config.json"
+                ),
+            ),
+            (
+                "zamba2_1p2b_old",
+                "state_size",
+                (
+                    "config.json:1: state_size: missing"
+                    "\n  found:    no such field"
+                    "\n  expected: a whole number > 0"
+                    "\n  next:     add state_size, then run: ssmgen new config.json"
+                ),
+            ),
+            (
+                "zamba2_1p2b_old",
+                "expansion_factor",
+                (
+                    "config.json:1: expansion_factor: missing"
+                    "\n  found:    no such field"
+                    "\n  expected: a whole number > 0"
+                    "\n  next:     add expansion_factor, then run: ssmgen new config.json"
+                ),
+            ),
             (
                 "nemotron_h_8b",
                 "hybrid_override_pattern",
-                "config.json:1: hybrid_override_pattern: missing"
-                "\n  expected: hybrid_override_pattern or layers_block_type",
+                (
+                    "config.json:1: hybrid_override_pattern: missing"
+                    "\n  found:    no such field"
+                    "\n  expected: hybrid_override_pattern or layers_block_type"
+                    "\n  next:     add hybrid_override_pattern or layers_block_type, then run: ssmgen new"
+                    " config.json"
+                ),
             ),
         ],
     )
@@ -614,6 +801,7 @@ class TestFile:
     )
     def test_not_json(self, tmp_path: Path, content: str, expected: str) -> None:
         found = refusal(tmp_path, content)
+        said = found
         if "trailing comma" in expected and "trailing comma" not in found:
             # before Python 3.13 the parser stops at the brace
             expected = (
@@ -621,36 +809,78 @@ class TestFile:
                 "  found:    Expecting property name enclosed in double quotes (the file ends here)"
             )
             found = found.replace(" at column 1", " (the file ends here)")
-        assert found == f"{expected}\n  expected: a model's config.json, whole"
+        again = "download the file again" + ("" if "(the file ends here)" in said else ", or correct that line")
+        assert found == (
+            f"{expected}\n  expected: a model's config.json, whole"
+            f"\n  next:     {again}, then run: ssmgen new config.json"
+        )
 
     @pytest.mark.parametrize(
         ("content", "expected"),
         [
             (
                 "[1, 2]",
-                "config.json:1: not a JSON object\n  found:    an array\n  expected: a model's config.json: { … }",
+                (
+                    "config.json:1: not a JSON object"
+                    "\n  found:    an array"
+                    "\n  expected: a model's config.json: { … }"
+                    "\n  next:     give the model's config.json: ssmgen new PATH/config.json"
+                ),
             ),
-            ("3.5", "config.json:1: not a JSON object\n  found:    3.5\n  expected: a model's config.json: { … }"),
+            (
+                "3.5",
+                (
+                    "config.json:1: not a JSON object"
+                    "\n  found:    3.5"
+                    "\n  expected: a model's config.json: { … }"
+                    "\n  next:     give the model's config.json: ssmgen new PATH/config.json"
+                ),
+            ),
             (
                 b"\xef\xbb\xbf{}",
-                "config.json:1: starts with a byte order mark\n  expected: UTF-8 without one"
-                "\n  next:     save the file again as plain UTF-8",
+                (
+                    "config.json:1: starts with a byte order mark"
+                    "\n  found:    bytes ef bb bf"
+                    "\n  expected: UTF-8 without one"
+                    "\n  next:     save the file again as plain UTF-8, then run: ssmgen new config.json"
+                ),
             ),
             (
                 b'{\n"source": "caf\xe9"}',
-                "config.json:2: not UTF-8\n  found:    byte 0xe9\n  expected: UTF-8 JSON",
+                (
+                    "config.json:2: not UTF-8"
+                    "\n  found:    byte 0xe9"
+                    "\n  expected: UTF-8"
+                    "\n  next:     save the file again as UTF-8, then run: ssmgen new config.json"
+                ),
             ),
             (
                 '{"model_type": "mamba2",\n "num_heads": 24,\n "num_heads": 32}',
-                'config.json:3: key "num_heads" given twice\n  found:    first given on line 2'
-                "\n  next:     keep one of the two",
+                (
+                    'config.json:3: key "num_heads" given twice'
+                    "\n  found:    first given on line 2"
+                    "\n  expected: each key once"
+                    "\n  next:     keep one of the two, then run: ssmgen new config.json"
+                ),
             ),
             (
                 '{"text_config": {"a": [{"b": 1,\n"c": "}\\",{",\n"b": 1}]}}',
-                'config.json:3: key "b" given twice\n  found:    first given on line 1'
-                "\n  next:     keep one of the two",
+                (
+                    'config.json:3: key "b" given twice'
+                    "\n  found:    first given on line 1"
+                    "\n  expected: each key once"
+                    "\n  next:     keep one of the two, then run: ssmgen new config.json"
+                ),
             ),
-            ("[" * 100_000, "config.json: not valid JSON\n  found:    brackets nested too deeply"),
+            (
+                "[" * 100_000,
+                (
+                    "config.json:1: not valid JSON"
+                    "\n  found:    brackets nested too deeply"
+                    "\n  expected: a few levels"
+                    "\n  next:     download the file again, then run: ssmgen new config.json"
+                ),
+            ),
         ],
     )
     def test_not_a_config(self, tmp_path: Path, content: str | bytes, expected: str) -> None:
@@ -658,18 +888,30 @@ class TestFile:
 
     def test_a_number_beyond_python_s_limit(self, tmp_path: Path) -> None:
         found = refusal(tmp_path, '{"model_type": "mamba2", "num_heads": ' + "9" * 5000 + "}")
-        assert found.startswith("config.json: not valid JSON\n  found:    Exceeds the limit")
+        assert found.startswith("config.json:1: not valid JSON\n  found:    Exceeds the limit")
 
     def test_missing_file_and_folder(self, tmp_path: Path) -> None:
-        assert error(tmp_path / "config.json") == "config.json: no such file"
+        assert error(tmp_path / "config.json") == (
+            f"config.json: no such file\n  found:    in {tmp_path}: no .json file"
+            "\n  expected: a model's config.json"
+            "\n  next:     give the model's config.json: ssmgen new PATH/config.json"
+        )
         (tmp_path / "model").mkdir()
         assert error(tmp_path / "model") == (
-            "model: a folder, not a file\n  expected: a model's config.json\n  next:     try model/config.json"
+            "model: a folder, not a file\n  found:    an empty folder\n  expected: a model's config.json"
+            "\n  next:     give the model's config.json: ssmgen new PATH/config.json"
         )
+        written(tmp_path / "model", "{}")
+        assert error(tmp_path / "model").endswith("\n  next:     ssmgen new model/config.json")
 
     def test_model_type_is_a_string(self, tmp_path: Path) -> None:
         found = refusal(tmp_path, '{"model_type": ["mamba2"]}')
-        assert found == 'config.json:1: model_type = ["mamba2"]: not a string\n  expected: a string'
+        assert found == (
+            "config.json:1: model_type: not a string"
+            '\n  found:    ["mamba2"]'
+            "\n  expected: a string"
+            "\n  next:     correct model_type, then run: ssmgen new config.json"
+        )
 
 
 class TestTensorParallel:
@@ -737,21 +979,34 @@ class TestTensorParallel:
             (
                 "nemotron_h_8b",
                 3,
-                "nemotron_h_8b.json:6: mamba_num_heads = 128, n_groups = 8: cannot be split over 3 GPUs"
-                "\n  expected: tensor parallel 1, 2, 4, 8, 16, 32, 64, 128",
+                (
+                    "nemotron_h_8b.json:6: mamba_num_heads = 128, n_groups = 8: cannot be split over 3 GPUs"
+                    "\n  found:    tensor parallel 3"
+                    "\n  expected: tensor parallel 1, 2, 4, 8, 16, 32, 64, 128"
+                    "\n  next:     ssmgen new nemotron_h_8b.json --tp 2"
+                ),
             ),
             (
                 # 7 divides the heads, but neither divides nor is divided by the 2 groups
                 "zamba2_7b",
                 7,
-                "zamba2_7b.json:16: n_mamba_heads = 112, mamba_ngroups = 2: cannot be split over 7 GPUs"
-                "\n  expected: tensor parallel 1, 2, 4, 8, 14, 16, 28, 56, 112",
+                (
+                    "zamba2_7b.json:16: n_mamba_heads = 112, mamba_ngroups = 2: cannot be split over 7 GPUs"
+                    "\n  found:    tensor parallel 7"
+                    "\n  expected: tensor parallel 1, 2, 4, 8, 14, 16, 28, 56, 112"
+                    "\n  next:     ssmgen new zamba2_7b.json --tp 4"
+                ),
             ),
             (
                 "qwen3p5_27b",
                 3,
-                "qwen3p5_27b.json:17: linear_num_key_heads = 16, linear_num_value_heads = 48: cannot be split over 3"
-                " GPUs\n  expected: tensor parallel 1, 2, 4, 8, 16",
+                (
+                    "qwen3p5_27b.json:17: linear_num_key_heads = 16, linear_num_value_heads = 48: cannot be"
+                    " split over 3 GPUs"
+                    "\n  found:    tensor parallel 3"
+                    "\n  expected: tensor parallel 1, 2, 4, 8, 16"
+                    "\n  next:     ssmgen new qwen3p5_27b.json --tp 2"
+                ),
             ),
         ],
     )

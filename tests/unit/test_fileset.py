@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmgen import fileset
+from ssmgen import writing
 from ssmgen.errors import OutputError
 from ssmgen.fileset import MARK, UNSEALED, FileSet, is_edited, seal
 
@@ -92,7 +92,7 @@ def test_failing_while_staging_leaves_all_as_it_was(
 ) -> None:
     _set(a="1").write(tmp_path)
     before = _tree(tmp_path)
-    real = fileset._umask
+    real = writing._umask
     calls = []
 
     def fail() -> int:
@@ -101,7 +101,7 @@ def test_failing_while_staging_leaves_all_as_it_was(
             raise error
         return real()
 
-    monkeypatch.setattr(fileset, "_umask", fail)
+    monkeypatch.setattr(writing, "_umask", fail)
     with pytest.raises((KeyboardInterrupt, OutputError)):
         _set(a="1", b="2", c="3", d="4").write(tmp_path)
     assert _tree(tmp_path) == before
@@ -109,13 +109,13 @@ def test_failing_while_staging_leaves_all_as_it_was(
 
 
 def test_ctrl_c_while_moving_waits_until_all_is_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = fileset._move
+    real = writing._move
 
     def interrupt(temporary: Path, path: Path) -> None:
         signal.raise_signal(signal.SIGINT)
         real(temporary, path)
 
-    monkeypatch.setattr(fileset, "_move", interrupt)
+    monkeypatch.setattr(writing, "_move", interrupt)
     files = _set(a="1", b="2", c="3")
     # a process started in the background ignores SIGINT: whatever the handler was, it is to be there again
     before = signal.getsignal(signal.SIGINT)
@@ -123,6 +123,30 @@ def test_ctrl_c_while_moving_waits_until_all_is_in_place(tmp_path: Path, monkeyp
         files.write(tmp_path)
     assert files.check(tmp_path) == []
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_missing_file_and_an_orphan_are_shown_whole(tmp_path: Path) -> None:
+    _set(a="1", c="3").write(tmp_path)
+    (tmp_path / "m/notes.txt").write_text("mine\n")
+    missing, orphan, foreign = _set(a="1", b="2").check(tmp_path)
+    assert (missing.path, missing.kind, orphan.path, orphan.kind) == ("m/b/b.py", "missing", "m/c/c.py", "orphan")
+    assert missing.diff.splitlines()[:2] == ["--- m/b/b.py as found", "+++ m/b/b.py as generated"]
+    assert missing.diff.splitlines()[3:] == [f"+{line}" for line in _text("2").splitlines()]
+    assert orphan.diff.splitlines()[3:] == [f"-{line}" for line in _text("3").splitlines()]
+    assert foreign.diff.splitlines()[3:] == ["-mine"]
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+    _set(a="1").write(tmp_path)
+    (tmp_path / "m/a/a.py").unlink()
+    (tmp_path / "m/a/a.py").mkdir()
+    (tmp_path / "m/a/a.py/mine.txt").write_text("mine")
+    (drift,) = _set(a="1").check(tmp_path)
+    assert (drift.kind, drift.reason) == ("blocked", "a folder is where this file should be")
+    with pytest.raises(OutputError, match="a folder is where this file should be") as caught:
+        _set(a="1").write(tmp_path)
+    assert caught.value.next == f"move it away, or remove it: rm -r {tmp_path}/m/a/a.py"
+    assert (tmp_path / "m/a/a.py/mine.txt").read_text() == "mine"
 
 
 def test_what_is_not_ours_is_neither_overwritten_nor_deleted(tmp_path: Path) -> None:

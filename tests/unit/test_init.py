@@ -19,6 +19,7 @@ CONTEXTS = {
     "init/pre-commit-hook.yaml.jinja": init_guards.FrameworkHook,
     "init/pre-commit.sh.jinja": init_guards.GitHook,
     "init/workflow.yml.jinja": init_guards.Workflow,
+    "init/test_kernels.py.jinja": init_guards.PropertyTests,
 }
 PROJECT = b"""# my project
 [project]
@@ -70,9 +71,20 @@ def test_an_empty_repository_gets_everything(repository: Path) -> None:
     assert (repository / ".gitattributes").read_text() == "/generated/** linguist-generated=true text eol=lf\n"
     assert (repository / ".git/hooks/pre-commit").stat().st_mode & 0o111
     workflow = yaml((repository / ".github/workflows/ssmgen.yml").read_text())
-    assert workflow["jobs"]["generated-kernels"]["steps"][-1]["run"] == "ssmgen generate --check"  # type: ignore[index]
+    commands = [step.get("run") for step in workflow["jobs"]["generated-kernels"]["steps"]]  # type: ignore[index]
+    assert commands[-2:] == ["ssmgen generate --check", "python -m pytest tests/test_ssmgen_kernels.py"]
+    assert "test_kernels = kernel_tests(examples=5)\n" in (repository / "tests/test_ssmgen_kernels.py").read_text()
     hook = yaml((repository / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"][0]  # type: ignore[index]
     assert hook["entry"] == "ssmgen generate --check"
+
+
+def test_the_workflow_cannot_install_what_is_not_released(repository: Path) -> None:
+    step = next(step for step in init.run(repository) if step.path.endswith("ssmgen.yml"))
+    assert step.action == "written"
+    assert "on no package index yet" in step.text
+    assert "python -m pip install" in step.text
+    # the line that is to be changed is there
+    assert 'python -m pip install "ssmgen' in (repository / step.path).read_text()
 
 
 def test_a_second_run_changes_nothing(repository: Path) -> None:

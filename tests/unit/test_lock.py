@@ -53,7 +53,7 @@ def test_an_empty_lock(tmp_path: Path) -> None:
     path = _write(tmp_path, {})
     with pytest.raises(LockError, match="no schedule for sm_90, mamba_chunk_scan_combined, route short") as caught:
         lock.load(path, VALUE)
-    assert caught.value.next == f"ssmgen lock {MODEL}"
+    assert caught.value.next == f"have what is missing derived: ssmgen lock {MODEL}"
 
 
 def test_refit_keeps_what_fits(tmp_path: Path) -> None:

@@ -50,6 +50,23 @@ def test_a_table_that_is_not_valid(tmp_path: Path, text: str, what: str) -> None
     assert "pyproject.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[tool.ssmgen]\nspecs = 'x'\nrequires = '==99.*'\n", 3),
+        ("[tool.a]\nrequires = 'x'\n[tool.ssmgen] # ours\n\nrequires='==99.*'\n[tool.b]\nrequires = 'y'\n", 5),
+        ("[tool]\nssmgen = {requires = '==99.*'}\n", 0),
+    ],
+)
+def test_another_version_has_its_line(tmp_path: Path, text: str, line: int) -> None:
+    _pyproject(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        paths.project(tmp_path)
+    file = tmp_path / "pyproject.toml"
+    assert str(caught.value.where) == (f"{file}:{line}" if line else str(file))
+    assert caught.value.found and caught.value.expected and caught.value.next
+
+
 def test_a_version_that_fits(tmp_path: Path) -> None:
     _pyproject(tmp_path, "[tool.ssmgen]\nrequires = '>=0.1'\n")
     assert paths.project(tmp_path).root == tmp_path

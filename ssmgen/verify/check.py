@@ -1,0 +1,108 @@
+"""One problem: the kernels' results beside the fp64 recurrence, in units of the tolerance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ssmgen.ops.mamba_chunk_scan_combined import Operator
+from ssmgen.verify.inputs import arguments
+from ssmgen.verify.problems import Call
+
+if TYPE_CHECKING:
+    import torch
+
+    from ssmgen.reference.tolerance import Honest
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is under test: the kernels of a model, its operator, and the shortest chunk that a schedule of it has."""
+
+    kernels: ModuleType
+    operator: Operator
+    chunk: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Errors relative to the recurrence, and how many times its limit the larger one is (at most 1 passes)."""
+
+    call: Call
+    out_error: float
+    state_error: float
+    excess: float
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.excess <= 1
+
+
+def results(subject: Subject, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and final states of the operator for these arguments.
+
+    They lie in memory that was NaN before, on the CPU and on a GPU: torch fills it in deterministic mode.
+    """
+    import torch
+
+    with torch.no_grad(), _NanFilled():
+        out, state = subject.kernels.mamba_chunk_scan_combined(**given, chunk_size=64, return_final_states=True)
+    if subject.device != "cpu":
+        torch.cuda.synchronize()
+    return out, state
+
+
+def honest(subject: Subject, given: Mapping[str, Any]) -> Honest:
+    """What an honest evaluation makes of these arguments, with the deviations of its roundings."""
+    import torch
+
+    from ssmgen.reference import tolerance
+
+    kept = getattr(torch, subject.operator.dtypes.chunk_state)
+    return tolerance.honest(**given, chunk=subject.chunk, chunk_state=kept)
+
+
+def run(subject: Subject, call: Call) -> Result:
+    """Call the operator, and compare; raises what the call raises."""
+    from ssmgen.reference import mamba_chunk_scan_combined as reference
+    from ssmgen.reference import tolerance
+
+    given = arguments(subject.operator, call, subject.device)
+    start = time.perf_counter()
+    out, state = results(subject, given)
+    seconds = time.perf_counter() - start
+    expected, expected_state = reference.mamba_chunk_scan_combined(**given)
+    sigma = honest(subject, given)
+    return Result(
+        call,
+        reference.error(out, expected),
+        reference.state_error(state, expected_state),
+        max(
+            tolerance.out_excess(out, expected, sigma.out_sigma),
+            tolerance.state_excess(state, expected_state, sigma.state_sigma),
+        ),
+        seconds,
+    )
+
+
+class _NanFilled:
+    """torch.empty gives NaN within it."""
+
+    def __enter__(self) -> None:
+        import torch
+
+        self._mode: Any = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        torch.use_deterministic_algorithms(self._mode[0], warn_only=self._mode[1])
