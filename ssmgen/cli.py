@@ -179,17 +179,17 @@ def compile_(
     as_json: Json = False,
 ) -> None:
     """Compile kernels to cubins, without a GPU; what was compiled before comes from the cache."""
-    from ssmgen import repository
+    from ssmgen import build_view, repository
 
     work = repository.open_specs(spec or [])
     repository.need_kernels(work)
-    _compiled(work, _targets(target), output, jobs, as_json)
+    _ended(work, build_view.run(work, build_view.Request(tuple(_targets(target)), output, jobs, as_json)))
 
 
 @app.command(epilog=_example("ssmgen build nemotron_h_8b"))
 def build(spec: Specs = None, target: Targets = None, jobs: Jobs = None, as_json: Json = False) -> None:
-    """Do it all: generate the kernels, compile them, and say in one table what was done."""
-    from ssmgen import repository
+    """Do it all: generate the kernels, compile them, run one call of each model, and say in one table what was done."""
+    from ssmgen import build_view, repository
     from ssmgen.compiler import check_compiler
 
     work = repository.open_specs(spec or [])
@@ -198,7 +198,13 @@ def build(spec: Specs = None, target: Targets = None, jobs: Jobs = None, as_json
     changes = repository.write(work)
     if not as_json:
         _written(work, changes, as_json)
-    _compiled(work, _targets(target), None, jobs, as_json)
+    _ended(work, build_view.run(work, build_view.Request(tuple(_targets(target)), None, jobs, as_json, verify=True)))
+
+
+def _ended(work: Work, well: bool) -> None:
+    _note(work)
+    if not well:
+        raise typer.Exit(1)
 
 
 def _targets(given: list[str] | None) -> list[str]:
@@ -206,29 +212,6 @@ def _targets(given: list[str] | None) -> list[str]:
     from ssmgen.targets import TARGETS, target
 
     return list(TARGETS) if given == ["all"] else [target(name).name for name in given or []]
-
-
-def _compiled(work: Work, targets: list[str], archive: Path | None, jobs: int | None, as_json: bool) -> None:
-    import time
-
-    from ssmgen import build, build_view, table
-
-    start = time.perf_counter()
-    pairs = [(each.spec, each.lock) for each in work.loaded]
-    rows = build.run(pairs, targets, archive, build.Settings(jobs=jobs, progress=table.progress))
-    refused = [row for row in rows if row.how == "refused"]
-    if as_json:
-        _print_json([asdict(row) for row in rows])
-    else:
-        build_view.show(rows)
-        print(f"{len(rows) - len(refused)} kernels in {time.perf_counter() - start:.1f} s")
-        for row in refused:
-            print(f"refused: {row.reason}", file=sys.stderr)
-        if archive:
-            print(f"written to {archive}")
-        _note(work)
-    if refused:
-        raise typer.Exit(1)
 
 
 @app.command(epilog=_example("ssmgen verify nemotron_h_8b --examples 4"))

@@ -61,7 +61,7 @@ def _fields(kind: type[T], fixed: dict[str, Any]) -> SearchStrategy[T]:
 def check(problem: Problem, *, compile: bool = False) -> None:  # noqa: A002 - what it does
     """Generate, interpret and compare one drawn problem; AssertionError names what is wrong and the command for it.
 
-    With `compile`, the first model of each class (activation dtype, segmented or not, rows) is compiled too.
+    With `compile`, the first model of each class (activation dtype, segmented or not) is compiled too.
     """
     from ssmgen.verify import run
 
@@ -69,7 +69,7 @@ def check(problem: Problem, *, compile: bool = False) -> None:  # noqa: A002 - w
     _pass(row)
     if compile and problem.drawn is not None:
         drawn = problem.drawn
-        _compile_class(_Representative(drawn, (drawn.x, drawn.segments > 1, drawn.half_rows)))
+        _compile_class(_Representative(drawn, (drawn.x, drawn.segments > 1)))
 
 
 def kernel_tests(*specs: str, examples: int = 5, compile: bool = True) -> Callable[..., None]:  # noqa: A002

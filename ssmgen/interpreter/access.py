@@ -65,6 +65,8 @@ def load(  # noqa: PLR0913 - its signature in cuda.tile
     base = _array(array)
     sizes = tile_shape(shape)
     check_latency(latency)
+    if not isinstance(padding_mode, PaddingMode):
+        raise violation("types", f"padding_mode {padding_mode!r:.40}", expected="a ct.PaddingMode")
     place = place_of(array, index, sizes, order, check_bounds)
     atomic = memory_order is not MemoryOrder.WEAK
     if memory_order in ACQUIRES:
@@ -178,8 +180,6 @@ def fill_padding(values: torch.Tensor, dtype: DType, mode: Any) -> bool:
     if mode is PaddingMode.UNDETERMINED:
         fill(values) if dtype.kind != "restricted" else values.zero_()
         return True
-    if mode not in PADDING:
-        raise violation("types", f"padding_mode {mode!r:.40}", expected="a ct.PaddingMode")
     if mode is not PaddingMode.ZERO and not dtype.is_float:
         raise violation("types", f"{mode} of {dtype}", expected="PaddingMode.ZERO")
     values.copy_(torch.tensor(PADDING[mode])) if mode is not PaddingMode.ZERO else values.zero_()
@@ -195,7 +195,9 @@ def acquire(array: Array, block: Block, element: int = ALL) -> None:
 
 def release(array: Array, block: Block, element: int = ALL) -> None:
     """Let whoever acquires at `element` of an array rely on all that `block` wrote, and on what it relied on."""
-    array.shadow.released.setdefault(element, set()).update(block.sees | {block.number})
+    block.sees.add(block.number)
+    array.shadow.released.setdefault(element, set()).update(block.sees)
+    block.number = array.memory.new_number(block.index)
 
 
 def note_spinning(block: Block, array: Array, place: int, unchanged: bool = True) -> None:

@@ -17,7 +17,7 @@ import torch
 from ssmgen.interpreter import dtypes
 from ssmgen.interpreter.dtypes import DType, bool_, float32, int8, int32, int64
 from ssmgen.interpreter.faults import unsupported, violation
-from ssmgen.interpreter.values import Scalar, Tile, merge, number, tile
+from ssmgen.interpreter.values import Scalar, Tile, Unknown, merge, number, tile
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,16 @@ def binary(name: str, x: Any, y: Any, *, propagate_nan: bool = False) -> Any:
     if operation.kind == "comparison":
         return tile(function(*(_comparable(v, dtype) for v in (a, b))), bool_, unknown)
     if dtype.is_integral:
+        if unknown is not None:
+            # what is anybody's guess overflows nothing
+            a, b = settled(a, unknown, 0), settled(b, unknown, 1)
         return tile(_on_integers(operation, function, a, b, dtype), dtype, unknown)
     return tile(function(a, b), dtype, unknown)
+
+
+def settled(values: torch.Tensor, unknown: Unknown, number: int) -> torch.Tensor:
+    """`values`, and `number` where they are undetermined."""
+    return torch.where(unknown.where, torch.tensor(number).to(values.dtype), values)
 
 
 def _is_int32(value: Any) -> bool:
@@ -173,12 +181,14 @@ def in_range(value: int, dtype: DType) -> int:
 def _on_ints(operation: Operation, x: Any, y: Any, dtype: DType) -> Scalar:
     assert operation.on_ints is not None
     a, b = (int(v.value if isinstance(v, Scalar) else v) for v in (x, y))
+    unknown = merge((), x, y)
+    if unknown is not None and bool(unknown.where):
+        a, b = 0, 1
     if operation.kind == "division" and b == 0:
         raise violation("overflow", f"{operation.name} of {a} by zero")
     if operation.kind == "shift" and not 0 <= b < dtype.bits:
         raise violation("overflow", f"{operation.name} of {dtype} by {b}", expected=f"0 to {dtype.bits - 1}")
     result = operation.on_ints(a, b)
-    unknown = merge((), x, y)
     if operation.kind == "comparison" or dtype is bool_:
         return Scalar(int(result), bool_, unknown)
     return Scalar(in_range(result, dtype), dtype, unknown)
@@ -202,6 +212,8 @@ def _on_integers(
     if dtype is int64 and operation.name in _WRAPPING:
         # what wrapped is off by 2^64
         leaves = (function(a.to(torch.float64), b.to(torch.float64)) - wide.to(torch.float64)).abs() > 2.0**62
+    elif dtype is int64 and operation.name == "lshift":
+        leaves = wide >> b != a
     if dtype.kind == "signed" and bool(leaves.any()):
         raise violation("overflow", f"{operation.name} of {dtype} tiles leaves its range", expected=f"{low} to {high}")
     if dtype.bits == 64:

@@ -33,7 +33,7 @@ class Counts:
 
 @dataclass
 class Block:
-    """One block of a launch: `number` is 1 for the first, `sees` holds the blocks whose writes it has acquired."""
+    """One block of a launch: its `number` so far, and in `sees` those whose writes it may rely on."""
 
     kernel: str
     index: tuple[int, int, int]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ssmgen.interpreter import dtypes
-from ssmgen.interpreter.arithmetic import OPERATIONS, as_type, broadcast_shape, common_dtype
+from ssmgen.interpreter.arithmetic import OPERATIONS, as_type, broadcast_shape, common_dtype, settled
 from ssmgen.interpreter.blocks import running
 from ssmgen.interpreter.dtypes import bool_, float32
 from ssmgen.interpreter.faults import unsupported, violation
@@ -61,9 +61,10 @@ def absolute(x: Any, /) -> Any:
         raise violation("types", f"abs of {x.dtype}", expected="an explicit astype")
     if x.dtype in (bool_,) or x.dtype.kind == "unsigned":
         return x
-    if x.dtype.is_integral and bool((x.values == x.dtype.range[0]).any()):
+    values = settled(x.values, x.unknown, 0) if x.unknown is not None else x.values
+    if x.dtype.is_integral and bool((values == x.dtype.range[0]).any()):
         raise violation("overflow", f"abs of {x.dtype.range[0]}, the smallest {x.dtype}")
-    return tile(x.values.abs(), x.dtype, x.unknown)
+    return tile(values.abs(), x.dtype, x.unknown)
 
 
 def _rounded(name: str, to_integer: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:

@@ -107,7 +107,7 @@ class Launcher:
         if not 1 <= len(sizes) <= 3 or any(not 1 <= n <= most for n, most in zip(sizes, MAX_GRID, strict=False)):
             raise violation("shapes", f"{kernel.__name__}: a grid of {sizes}", expected=f"1 to {MAX_GRID}")
         sizes = (*sizes, 1, 1)[:3]
-        with _disable_current_modes(), torch.no_grad(), _one_thread():
+        with _disable_current_modes(), torch.no_grad(), one_thread():
             self._run(watching.watched(), kernel, sizes, arguments)
 
     def _run(self, of: memory.Memory, kernel: Kernel, grid: Any, arguments: Sequence[Any]) -> None:
@@ -120,8 +120,8 @@ class Launcher:
         counts = self.counts.setdefault(kernel.__name__, Counts(touched={} if self.trace else None))
         try:
             for index in itertools.product(*map(range, grid[::-1])):
-                of.blocks += 1
-                enter(Block(kernel.__name__, index[::-1], grid, of.blocks, counts))  # type: ignore[arg-type]
+                number = of.new_number(index[::-1])
+                enter(Block(kernel.__name__, index[::-1], grid, number, counts))  # type: ignore[arg-type]
                 kernel.function(*values)
         finally:
             enter(None)
@@ -212,8 +212,8 @@ def _share(one: Array, other: Array) -> bool:
     return bool(taken.as_strided(*other.view).any())
 
 
-class _one_thread:  # noqa: N801 - used as a context manager
-    """Tiles are small: torch's threads would only wait for each other."""
+class one_thread:  # noqa: N801 - used as a context manager
+    """One thread of torch's: what is small is done before threads have met, and tests run side by side."""
 
     def __enter__(self) -> None:
         self.before = torch.get_num_threads()

@@ -40,8 +40,9 @@ class Access(NamedTuple):
     name: str
     atomic: bool = False
     """Indivisible, whatever order it keeps among blocks."""
+    number: int = 0
     sees: frozenset[int] = frozenset()
-    """Of a read: the blocks that it came after."""
+    """Of a read: the block's number then, and those whose doings it came after."""
 
 
 @dataclass
@@ -70,16 +71,24 @@ class Memory:
     def __init__(self) -> None:
         self.shadows: dict[int, Shadow] = {}
         self.blocks = 0
+        self.indices: dict[int, tuple[int, ...]] = {}
         self.launch = 0
         self.first_block = 0
 
     def begin_launch(self) -> None:
         """What blocks did before is ordered before what they do from here on."""
         self.launch += 1
+        self.indices.clear()
         self.first_block = self.blocks + 1
         for shadow in self.shadows.values():
             # what was written as a whole needs no look at every read
             shadow.fresh = shadow.fresh and bool((shadow.writer == UNWRITTEN).any())
+
+    def new_number(self, index: tuple[int, ...]) -> int:
+        """For the block at `index`: at its start, and for all that it does after a release."""
+        self.blocks += 1
+        self.indices[self.blocks] = index
+        return self.blocks
 
     def shadow(self, tensor: torch.Tensor) -> Shadow:
         """The shadow of the storage that `tensor` lies in."""
@@ -138,7 +147,7 @@ class Memory:
         if shadow.reads_launch != self.launch:
             shadow.reads.clear()
             shadow.reads_launch = self.launch
-        shadow.reads.append(access._replace(sees=frozenset(access.block.sees)))
+        shadow.reads.append(access._replace(number=access.block.number, sees=frozenset(access.block.sees)))
         if shadow.readers_launch == self.launch:
             assert shadow.readers is not None
             self._mark(shadow.readers, shadow.reads[-1])
@@ -178,9 +187,9 @@ class Memory:
         if access.atomic:
             others &= state % 2 == 0
         if bool(others.any()):
-            other = int(writer[others][0]) - self.first_block
+            other = self.indices.get(int(writer[others][0]))
             at = _first(others, access.part)
-            raise violation("race", f"{access.name}: {what}", found=f"the first at {at}, by block number {other}")
+            raise violation("race", f"{access.name}: {what}", found=f"the first at {at}, by block {other}")
 
     def _no_reader(self, shadow: Shadow, access: Access) -> None:
         """Refuse a write of elements that another block read, unless this one acquired it or both are atomic."""
@@ -193,7 +202,7 @@ class Memory:
             # where several read, the marks tell no more than that
             exact = torch.zeros_like(readers, dtype=torch.bool)
             for read in shadow.reads:
-                ordered = read.block.number in (block.number, *block.sees)
+                ordered = read.number in (block.number, *block.sees)
                 if not ordered and not (access.atomic and read.atomic):
                     self._put(exact, read, True)
             others = self._at(exact, access)
@@ -216,7 +225,7 @@ class Memory:
         return shadow.readers
 
     def _mark(self, readers: torch.Tensor, read: Access) -> None:
-        seen, number = self._at(readers, read), read.block.number
+        seen, number = self._at(readers, read), read.number
         # a reader that this one is ordered after can be forgotten: whoever is ordered after this one is after both
         last = (seen == 0) | (seen == number) | _in(seen, read.sees)
         self._put(readers, read, torch.where(last, number, _MANY))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ssmgen.interpreter.arithmetic import broadcast_shape, positive
+from ssmgen.interpreter.arithmetic import broadcast_shape, positive, settled
 from ssmgen.interpreter.dtypes import converts_silently, int32, uint64
 from ssmgen.interpreter.elementwise import check_hints
 from ssmgen.interpreter.faults import unsupported, violation
@@ -36,6 +36,8 @@ def _wide(x: Tile, name: str) -> torch.Tensor:
     if x.dtype.is_float:
         return x.values
     wide = x.values.view(torch.int64) if x.dtype.holds == torch.uint64 else x.values.to(torch.int64)
+    if x.unknown is not None:
+        wide = settled(wide, x.unknown, 1 if name in ("prod", "cumprod") else 0)
     if x.dtype is uint64 and name not in ("sum", "prod", "cumsum", "cumprod") and bool((wide < 0).any()):
         raise unsupported(f"{name} of uint64 values beyond 2^63")
     return wide

@@ -113,7 +113,7 @@ class Scalar(Tile):
 def tile(values: torch.Tensor, dtype: DType, unknown: Unknown | None = None) -> Tile:
     """A tile of `values`; without dimensions and of integers or booleans, a Scalar."""
     if values.dim() == 0 and not dtype.is_float:
-        return Scalar(int(values), dtype, unknown)
+        return Scalar(int(values.item()), dtype, unknown)
     return Tile(values, dtype, unknown)
 
 
@@ -182,7 +182,8 @@ _SEEN_SHAPES: dict[Any, tuple[int, ...]] = {}
 def tile_shape(shape: Any, what: str = "a tile's size") -> tuple[int, ...]:
     """A tile's shape: constants, each a power of two."""
     try:
-        if shape in _SEEN_SHAPES:
+        # 2.0 and True are equal to integers
+        if shape in _SEEN_SHAPES and all(type(size) is int for size in shape):
             return _SEEN_SHAPES[shape]
     except TypeError:
         # a list, or a tile among the sizes: looked at below

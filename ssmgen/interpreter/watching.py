@@ -23,6 +23,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.memory = memory
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled under it: keeps torch from importing its compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func._schema.name in _EMPTY:

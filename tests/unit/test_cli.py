@@ -13,7 +13,7 @@ from typing import Literal
 
 import pytest
 
-from ssmgen import build, cli, compiler, repository, table
+from ssmgen import build, build_view, cli, compiler, repository, table
 from ssmgen.lock import Lock
 from ssmgen.spec import Spec
 from ssmgen.targets import TARGETS
@@ -285,12 +285,18 @@ def _fake_compiler(monkeypatch: pytest.MonkeyPatch, *rows: build.Row) -> list[tu
     return calls
 
 
+def _fake_verification(monkeypatch: pytest.MonkeyPatch, failure: str | None = None) -> None:
+    verified = {MODEL: build_view.Verified("WRONG" if failure else "1 call, 0.50 of limit", failure)}
+    monkeypatch.setattr(build_view, "_verified", lambda _work: verified)
+
+
 def _row(stage: str, how: Literal["cached", "compiled", "refused"] = "compiled", reason: str = "") -> build.Row:
     return build.Row(MODEL, "sm_90", "long", stage, how, 1.5, 2048, reason)
 
 
 def test_build(locked: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _fake_compiler(monkeypatch, _row("state"), _row("output", "cached"))
+    _fake_verification(monkeypatch)
     outcome = locked.run("build", MODEL)
     assert outcome.code == 0, outcome.err
     assert calls == [([MODEL], [], None)]
@@ -298,7 +304,18 @@ def test_build(locked: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     table = [line.split() for line in outcome.out.splitlines()]
     assert [MODEL, "sm_90", "1", "1", "0", "4", "3.0"] in [line[:7] for line in table]
     assert "2 kernels in" in outcome.out
+    assert "1 call, 0.50 of limit" in outcome.out
     assert outcome.err == "", "no progress bar where nobody watches"
+
+
+def test_a_build_of_wrong_kernels_fails(locked: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_compiler(monkeypatch, _row("state"))
+    _fake_verification(monkeypatch, f"{MODEL}: error 7 times its limit")
+    outcome = locked.run("build", MODEL)
+    assert outcome.code == 1
+    assert "WRONG" in outcome.out
+    assert "wrong: " in outcome.err
+    assert "7 times its limit" in outcome.err
 
 
 def test_compile(locked: Project, monkeypatch: pytest.MonkeyPatch) -> None:
