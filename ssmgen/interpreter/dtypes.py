@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from ssmgen.interpreter.faults import unsupported, violation
@@ -98,14 +97,12 @@ def dtype_of(value: Any) -> DType:
         raise unsupported(f"the element type {value}")
     if value in (bool, int, float):
         return {bool: bool_, int: int32, float: float32}[value]
-    try:
-        name = np.dtype(value).name
-    except TypeError:
-        raise unsupported(f"{value!r} as an element type") from None
+    # NumPy's dtypes have a name and its scalar types a __name__; NumPy itself need not be installed
+    name = getattr(value, "name", None) or getattr(value, "__name__", None)
     for dtype in ALL:
-        if dtype.name.rstrip("_") == name:
+        if isinstance(name, str) and dtype.name.rstrip("_") == name.rstrip("_"):
             return dtype
-    raise unsupported(f"the element type {name}")
+    raise unsupported(f"{value!r:.60} as an element type")
 
 
 def dtype_of_constant(value: bool | int | float) -> DType:
