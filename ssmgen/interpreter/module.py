@@ -226,15 +226,14 @@ class _Range:
         self.bounds = bounds
         dtype = dtypes.int32
         for bound in bounds:
-            if isinstance(bound, Tile):
-                dtype = dtypes.promote(dtype, bound.dtype)
+            dtype = dtypes.promote(dtype, as_scalar(bound).dtype)
         self.dtype = dtype
         self.numbers = builtins.range(*(integer(bound, "a bound of range") for bound in bounds))
         if self.numbers.step <= 0:
             raise violation("types", f"range in steps of {self.numbers.step}", expected="positive steps")
 
     def __iter__(self) -> Iterator[Scalar]:
-        return (Scalar(arithmetic.in_range(n, self.dtype), self.dtype) for n in self.numbers)
+        return (Scalar(n, self.dtype) for n in self.numbers)
 
 
 def _outside(name: str, inside: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ def seen(values: list[Any]) -> list[tuple[str, Any]]:
         ("n", [("int32", n) for n in range(3)]),
         ("1, n * 2, 2", [("int32", n) for n in (1, 3, 5)]),
         ("ct.int64(0), n", [("int64", n) for n in range(3)]),
+        ("2**31 - 1, 2**31 + 1", [("int64", n) for n in (2**31 - 1, 2**31)]),
         ("n, n", []),
         ("5, n", []),
     ],

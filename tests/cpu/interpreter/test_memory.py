@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ssmgen.errors import InterpreterError  # noqa: E402
+from ssmgen.errors import InterpreterError, SanitizerError  # noqa: E402
 
 PLANE = torch.arange(6 * 10, dtype=torch.int32).reshape(6, 10)
 CUBE = torch.arange(4 * 6 * 10, dtype=torch.float32).reshape(4, 6, 10)
@@ -473,21 +473,21 @@ def test_atomic_operations_on_one_element_follow_one_another(run: Any, same: Any
 
 
 def test_compare_and_swap(run: Any, same: Any) -> None:
-    x, out = torch.tensor([[0, 1], [0, 1]], dtype=torch.int32), []
+    x, out = torch.tensor([[6, 1], [6, 2]], dtype=torch.int32), []
     run(
         """
         @ct.kernel
         def kernel(x, out: ct.Constant):
             at = ct.arange(4, dtype=ct.int32)
-            out.append(ct.atomic_cas(x, (at // 2, at % 2), 0, at + 40))
+            out.append(ct.atomic_cas(x, (at // 2, at % 2), 6, at + 30))
             out.append(ct.atomic_cas(x, (at, 0), at + 7, 0))
         """,
         x, out,
     )  # fmt: skip
-    same(out[0], [0, 1, 0, 1])
-    assert x.tolist() == [[40, 1], [42, 1]]
+    same(out[0], [6, 1, 6, 2])
+    assert x.tolist() == [[30, 1], [32, 2]]
     # outside the array what was expected comes back
-    same(out[1], [40, 42, 9, 10])
+    same(out[1], [30, 32, 9, 10])
 
 
 def test_what_an_atomic_operation_hands_back_for_an_index_outside_is_undetermined(run: Any) -> None:
@@ -578,3 +578,17 @@ def test_sizes_that_int32_cannot_hold_need_an_annotation(run: Any) -> None:
     x = storage.as_strided((2**31, 1), (0, 1))
     assert run.error("@ct.kernel\ndef kernel(x):\n    pass\n", x).rule == "overflow"
     run("@ct.kernel\ndef kernel(x: ct.IndexedWithInt64):\n    ct.load(x, (2**20, 0), (4, 1))\n", x)
+
+
+def test_an_offset_that_int32_cannot_hold_needs_an_annotation() -> None:
+    from ssmgen.interpreter.arrays import Array
+    from ssmgen.interpreter.dtypes import int64
+    from ssmgen.interpreter.memory import Memory, Shadow
+
+    tensor = torch.empty((2**17, 2**15), dtype=torch.int8, device="meta")
+    shadow = Shadow(tensor, 1, tensor, False)
+    assert Array(tensor, "x", Memory(), shadow).slice(0, 2**16 - 1, 2**17).tensor.shape[0] == 2**16 + 1
+    assert Array(tensor, "x", Memory(), shadow, int64).slice(0, 2**16, 2**17).tensor.shape[0] == 2**16
+    with pytest.raises(SanitizerError) as caught:
+        Array(tensor, "x", Memory(), shadow).slice(0, 2**16, 2**17)
+    assert caught.value.rule == "overflow"

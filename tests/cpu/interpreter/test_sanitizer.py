@@ -280,9 +280,6 @@ n * 2**30  # here
 ct.bid(0) * 2**20 * 2**20  # here
 --- a tile
 ct.full((4,), 2**31 - 1, ct.int32) + 1  # here
---- a range
-for k in range(2**31 - 2, 2**31 + 3):  # here
-    pass
 --- by zero
 n // (n - 3)  # here
 """,
@@ -718,6 +715,29 @@ def test_one_launch_is_ordered_before_the_next(run: Any) -> None:
         module = run(COPY, x, y, grid=(2,))
         module.ct.launch(None, (2,), module.kernel, (y, x))
         module.ct.launch(None, (2,), module.kernel, (x, y))
+
+
+def test_what_an_earlier_launch_wrote_is_read_beside_what_this_one_writes(run: Any) -> None:
+    text = """
+    @ct.kernel
+    def kernel(y):
+        ct.store(y, (ct.bid(0) * 4,), 1.0)
+        ct.load(y, (ct.bid(0),), (4,))
+    """
+    with interpreter.watch():
+        y = torch.empty(8)
+        run(COPY, torch.zeros(8), y, grid=(2,))
+        run(text, y, grid=(2,))
+
+
+def test_what_an_earlier_launch_read_is_stored_to(run: Any) -> None:
+    whole = "@ct.kernel\ndef kernel(y):\n    ct.load(y, (0,), (8,))\n"
+    own = "@ct.kernel\ndef kernel(y):\n    ct.store(y, (ct.bid(0),), ct.load(y, (ct.bid(0),), (4,)) + 1)\n"
+    with interpreter.watch():
+        y = torch.zeros(8)
+        for text in (whole, own, whole, own):
+            run(text, y, grid=(2,))
+    assert y.tolist() == [2.0] * 8
 
 
 def test_an_array_is_not_seen_as_elements_of_two_sizes(run: Any) -> None:

@@ -101,8 +101,8 @@ def test_changing_shapes(run: Any, expression: str, expected: Any, same: Any) ->
 
 def test_insert_undoes_extract(run: Any, same: Any) -> None:
     expected = BLOCK.clone()
-    expected[1, 3] = 99
-    same(run.value("x.insert((1, 3), ct.full((), 99, ct.int32))", x=BLOCK), expected)
+    expected[1, 3] = -5
+    same(run.value("x.insert((1, 3), ct.full((), -5, ct.int32))", x=BLOCK), expected)
     same(
         run.value("x.insert((1, 0), v).extract((1, 0), (2, 4)) - v", "v = x.extract((0, 1), (2, 4)) * 7", x=BLOCK),
         torch.zeros(2, 4),
@@ -167,10 +167,12 @@ def test_bits_of_another_type(run: Any, same: Any) -> None:
 
 
 def test_bytes(run: Any, same: Any) -> None:
-    words = torch.tensor([[0x04030201], [0x08070605]], dtype=torch.int32)
-    same(run.value("ct.pack_to_bytes(x)", x=words), torch.arange(1, 9, dtype=torch.uint8))
+    words = torch.tensor([[0x2B2A2928], [0x2F2E2D2C]], dtype=torch.int32)
+    same(run.value("ct.pack_to_bytes(x)", x=words), torch.arange(40, 48, dtype=torch.uint8))
     same(run.value("ct.unpack_from_bytes(ct.pack_to_bytes(x), ct.int32)", x=words), words.flatten())
-    same(run.value("ct.unpack_from_bytes(ct.pack_to_bytes(x), ct.int8)", x=words), torch.arange(1, 9, dtype=torch.int8))
+    same(
+        run.value("ct.unpack_from_bytes(ct.pack_to_bytes(x), ct.int8)", x=words), torch.arange(40, 48, dtype=torch.int8)
+    )
     assert run.value("ct.pack_to_bytes(1)").values.tolist() == [1, 0, 0, 0]
     for expression in (
         "ct.pack_to_bytes(x > 0)",
@@ -343,6 +345,13 @@ def test_tuples_broadcast_before_they_are_reduced(run: Any, same: Any) -> None:
 )
 def test_a_reducing_function_hands_back_what_it_was_given(run: Any, operation: str, function: str) -> None:
     assert run.refused(f"ct.{operation}(x, 0, {function}, 0)", x=BLOCK) == "types"
+
+
+def test_what_a_reducing_function_hands_back_becomes_the_tiles_own_type(run: Any, same: Any) -> None:
+    for operation, expected in (("reduce", BLOCK.amax(1)), ("scan", BLOCK)):
+        found = run.value(f"ct.{operation}(x, 1, lambda a, b: ct.maximum(a, b).astype(ct.int16), 0)", x=BLOCK)
+        assert found.dtype.name == "int32"
+        same(found, expected)
 
 
 # --- products

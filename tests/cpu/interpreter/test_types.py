@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -234,6 +234,7 @@ def rounded(value: float, dtype: dtypes.DType) -> float:
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@settings(max_examples=40)
 @given(st.floats(width=64, allow_nan=False))
 @example(1 + 2**-8)
 @example(1 + 3 * 2**-8)
@@ -254,6 +255,7 @@ def test_floats_are_rounded_once_to_nearest_even(dtype: dtypes.DType, value: flo
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@settings(max_examples=40)
 @given(st.floats(width=32, allow_nan=False))
 def test_a_constant_is_a_float32_before_it_is_anything_else(dtype: dtypes.DType, value: float) -> None:
     if abs(value) <= LARGEST.get(dtype, math.inf):
@@ -278,6 +280,7 @@ def test_a_constant_of_an_integer_type_is_cut_to_its_bits(dtype: dtypes.DType) -
         assert dtypes.constant(value, dtype).item() == expected, value
 
 
+@settings(max_examples=40)
 @given(st.integers(-(2**31), 2**31 - 1))
 @example(2**24 + 1)
 @example(2**30 + 2**22 + 1)
