@@ -13,6 +13,8 @@ from dataclasses import Field, dataclass, field, fields, replace
 from random import Random
 from typing import Any, TypeVar, get_type_hints
 
+from pydantic import ValidationError
+
 from ssmgen import plans
 from ssmgen.errors import UsageError
 from ssmgen.lock import Entry, Lock
@@ -145,8 +147,20 @@ def parse(text: str) -> Problem:
     for name in given:
         if name not in known:
             raise UsageError(f"problem: no field {name!r}", expected="one of " + ", ".join(sorted(known)))
-    drawn = _parsed(Drawn, given)
-    return Problem(drawn if any(f.name in given for f in fields(Drawn)) else None, _parsed(Call, given))
+    drawn = _parsed(Drawn, given) if any(f.name in given for f in fields(Drawn)) else None
+    if drawn is not None:
+        _check(drawn)
+    return Problem(drawn, _parsed(Call, given))
+
+
+def _check(drawn: Drawn) -> None:
+    """Refuse a model that no spec could have."""
+    try:
+        assert drawn.operator
+    except ValidationError as e:
+        first = e.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"]) or "the model"
+        raise UsageError(f"problem: {name}: {first['msg']}", found=first.get("input")) from None
 
 
 def options(of: Field[Any]) -> tuple[Any, ...]:

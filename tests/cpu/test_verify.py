@@ -68,6 +68,14 @@ def test_a_problem_that_is_none_is_refused_with_what_would_be_one(text: str) -> 
     assert caught.value.expected
 
 
+def test_a_model_that_no_spec_could_have_is_refused() -> None:
+    for text, name in (("groups=99999999", "heads"), ("head_dim=100000", "head_dim"), ("state=3000", "state")):
+        with pytest.raises(UsageError, match=name) as caught:
+            problems.parse(text)
+        assert caught.value.found == text.partition("=")[2]
+    assert run("--problem", "head_dim=100000")[0] == 2
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_changes_where_numbers_lie_and_not_which(layout: str) -> None:
     operator = Drawn(groups=2, heads_per_group=3, head_dim=9, state=17, dt="x").operator
