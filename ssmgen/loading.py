@@ -54,7 +54,7 @@ def load(
         return _interpreted(model)
     directory = package_directory(model)
     label = f"{backend}_{re.sub(r'[^A-Za-z0-9]', '_', directory.name)}"
-    _need("torch", "pip install torch")
+    need("torch", "pip install torch")
     if archive is None:
         _need_compiler()
         return import_package(directory, label, None)
@@ -93,7 +93,7 @@ def _interpreted(model: str | Path) -> ModuleType:
     """The committed package where there is one, held to the promises of its spec, or what its spec generates."""
     from ssmgen import lock, paths, spec
 
-    _need("torch", "pip install torch")
+    need("torch", "pip install torch")
     path = Path(model)
     if (path / "__init__.py").is_file():
         return interpreted_package(path.resolve(), None, {})
@@ -140,12 +140,13 @@ def _generated(spec: Spec, lock: Lock) -> tuple[dict[str, str], dict[str, list[d
     return generate.fileset(spec, known), promises
 
 
-def _need(module: str, install: str) -> None:
+def need(module: str, install: str) -> None:
+    """LaunchError with the command `install` where `module` is not installed."""
     from importlib.util import find_spec
 
     try:
         found = find_spec(module)
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, ValueError):
         found = None
     if found is None:
         raise LaunchError(f"{module} is needed to run generated kernels", next=install)
@@ -153,7 +154,7 @@ def _need(module: str, install: str) -> None:
 
 def _need_compiler() -> None:
     """cuTile says so only at the first launch, in the middle of a request."""
-    _need("cuda.tile", _INSTALL + ', or use backend="cubin", which needs no compiler')
+    need("cuda.tile", _INSTALL + ', or use backend="cubin", which needs no compiler')
     from cuda.tile._compile import _find_compiler_bin
 
     try:

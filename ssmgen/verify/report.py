@@ -29,6 +29,9 @@ class Request:
 
 def run(request: Request) -> list[Row]:
     """One row a call, with progress where somebody watches; UsageError for options that cannot be obeyed."""
+    from ssmgen.loading import need
+
+    need("torch", "pip install torch; a CPU build is enough for --device cpu")
     from ssmgen.verify import run as running
 
     settings = _settings(request)

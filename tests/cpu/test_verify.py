@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
@@ -180,6 +181,13 @@ def test_verify_runs_what_is_generated_and_finds_what_is_wrong_in_it(project: Pa
     assert code == 1
     assert "[undetermined]" in said
     assert "state.py:" in said
+
+
+def test_without_torch_one_line_says_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, said = run("small", "--no-compile")
+    assert code == 2
+    assert "torch is needed" in said
 
 
 def test_a_drawn_problem_needs_no_spec() -> None:

@@ -31,7 +31,7 @@ def driver(monkeypatch):
     """ssmgen.load as on a host with torch and a GPU."""
     cuda = FakeCuda(sizes=[8, 4, 4])
     monkeypatch.setattr("ssmgen.driver.driver", lambda: Driver(cuda))
-    monkeypatch.setattr(loading, "_need", lambda module, install: None)
+    monkeypatch.setattr(loading, "need", lambda module, install: None)
     return cuda
 
 
@@ -183,7 +183,7 @@ def test_a_missing_compiler_is_said_before_the_first_launch(tmp_path, monkeypatc
     def absent():
         raise FileNotFoundError("'tileiras' compiler not found")
 
-    monkeypatch.setattr(loading, "_need", lambda module, install: None)
+    monkeypatch.setattr(loading, "need", lambda module, install: None)
     monkeypatch.setattr(compile_, "_find_compiler_bin", absent)
     with pytest.raises(LaunchError, match="tileiras") as caught:
         ssmgen.load(write_package(tmp_path))
@@ -192,7 +192,7 @@ def test_a_missing_compiler_is_said_before_the_first_launch(tmp_path, monkeypatc
 
 def test_a_missing_module_is_named():
     with pytest.raises(LaunchError, match=r"no_such_module.part is needed") as caught:
-        loading._need("no_such_module.part", "pip install it")
+        loading.need("no_such_module.part", "pip install it")
     assert "pip install it" in str(caught.value)
 
 
