@@ -100,9 +100,7 @@ def store(  # noqa: PLR0913 - its signature in cuda.tile
     sizes = value.shape or (1,) * base.ndim
     values = value.values.reshape(sizes)
     place = place_of(array, index, sizes, order, check_bounds)
-    if value.unknown is not None:
-        kept = value.unknown.where.expand(value.shape).reshape(sizes)[place.own]
-        determined(Tile(values[place.own], value.dtype, Unknown(kept, value.unknown.origin)), f"a store to {base.name}")
+    determined(value, f"a store to {base.name}", lambda mask: mask.reshape(sizes)[place.own])
     base.write(place.order, place.part, values[place.own], block, memory_order is not MemoryOrder.WEAK)
     if memory_order in RELEASES:
         release(base, block)

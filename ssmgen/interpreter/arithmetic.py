@@ -38,10 +38,6 @@ def _ceil_divide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return -torch.div(-x, y, rounding_mode="floor")
 
 
-def _shift(left: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    return lambda x, y: x << y if left else x >> y
-
-
 OPERATIONS = {
     o.name: o
     for o in (
@@ -59,8 +55,8 @@ OPERATIONS = {
         Operation("and_", torch.bitwise_and, operator.and_, "bits"),
         Operation("or_", torch.bitwise_or, operator.or_, "bits"),
         Operation("xor", torch.bitwise_xor, operator.xor, "bits"),
-        Operation("lshift", _shift(True), operator.lshift, "shift"),
-        Operation("rshift", _shift(False), operator.rshift, "shift"),
+        Operation("lshift", operator.lshift, operator.lshift, "shift"),
+        Operation("rshift", operator.rshift, operator.rshift, "shift"),
         Operation("eq", torch.eq, operator.eq, "comparison"),
         Operation("ne", torch.ne, operator.ne, "comparison"),
         Operation("ge", torch.ge, operator.ge, "comparison"),
@@ -204,9 +200,9 @@ def _on_integers(
                 raise unsupported(f"{operation.name} of uint64 values beyond 2^63")
     if operation.kind == "division" and bool((b == 0).any()):
         raise violation("overflow", f"{operation.name} by zero")
-    if operation.kind == "shift" and bool(((_wide(b) < 0) | (_wide(b) >= dtype.bits)).any()):
+    if operation.kind == "shift" and bool(((in_64_bits(b) < 0) | (in_64_bits(b) >= dtype.bits)).any()):
         raise violation("overflow", f"{operation.name} of {dtype} by an amount beyond its bits")
-    wide = function(_wide(a), _wide(b))
+    wide = function(in_64_bits(a), in_64_bits(b))
     low, high = dtype.range
     leaves = (wide < low) | (wide > high) if dtype.bits < 64 else torch.zeros_like(wide, dtype=torch.bool)
     if dtype is int64 and operation.name in _WRAPPING:
@@ -221,7 +217,8 @@ def _on_integers(
     return (wide & high if dtype.kind == "unsigned" else wide).to(dtype.holds)
 
 
-def _wide(values: torch.Tensor) -> torch.Tensor:
+def in_64_bits(values: torch.Tensor) -> torch.Tensor:
+    """Integers in 64 bits; uint64 keeps its bits."""
     return values.view(torch.int64) if values.dtype == torch.uint64 else values.to(torch.int64)
 
 
@@ -249,7 +246,7 @@ def positive(x: Tile) -> Any:
 
 def negative(x: Tile) -> Any:
     """-x; a boolean becomes an integer first."""
-    return binary("sub", 0, x.astype(int32) if x.dtype is bool_ else x) if not x.dtype.is_float else _negated(x)
+    return binary("sub", 0, positive(x)) if not x.dtype.is_float else _negated(x)
 
 
 def _negated(x: Tile) -> Tile:
@@ -263,13 +260,9 @@ def invert(x: Tile) -> Any:
     if x.dtype.is_float:
         raise violation("types", f"the bits of {x.dtype}", expected="an integer or a boolean")
     if isinstance(x, Scalar):
-        return Scalar(int(not x.value) if x.dtype is bool_ else _wrapped(~x.value, x.dtype), x.dtype, x.unknown)
+        return Scalar(int(not x.value) if x.dtype is bool_ else in_range(~x.value, x.dtype), x.dtype, x.unknown)
     bits = x.values if x.dtype.kind != "unsigned" else x.values.view(_SIGNED_BITS[x.dtype.bits])
     return Tile(torch.bitwise_not(bits).view(x.dtype.holds), x.dtype, x.unknown)
-
-
-def _wrapped(value: int, dtype: DType) -> int:
-    return value & dtype.range[1] if dtype.kind == "unsigned" else value
 
 
 def _install() -> None:
@@ -281,9 +274,7 @@ def _install() -> None:
         setattr(Tile, f"__r{method}__", lambda y, x, name=name: _try(name, x, y))
     for name in ("eq", "ne", "ge", "gt", "le", "lt"):
         setattr(Tile, f"__{name}__", lambda x, y, name=name: _try(name, x, y))
-    members: dict[str, Any] = dict(
-        __neg__=negative, __invert__=invert, __pos__=lambda x: x.astype(int32) if x.dtype is bool_ else x
-    )
+    members: dict[str, Any] = dict(__neg__=negative, __invert__=invert, __pos__=positive)
     for method, function in members.items():
         setattr(Tile, method, function)
 

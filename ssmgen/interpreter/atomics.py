@@ -19,7 +19,7 @@ from ssmgen.interpreter.blocks import Block, current
 from ssmgen.interpreter.dtypes import bfloat16, dtype_of, float16
 from ssmgen.interpreter.enums import ACQUIRES, RELEASES, MemoryOrder
 from ssmgen.interpreter.faults import violation, where
-from ssmgen.interpreter.gathering import elements_at, expanded
+from ssmgen.interpreter.gathering import elements_at, expanded, numbered
 from ssmgen.interpreter.memory import Access, put
 from ssmgen.interpreter.shapes import broadcast_to
 from ssmgen.interpreter.values import Tile, Unknown, as_scalar, determined, tile
@@ -131,9 +131,7 @@ def _one_by_one(
     array: Array, part: tuple[torch.Tensor, ...], inside: torch.Tensor, update: Callable[..., torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Old and new values; where an element is named twice, one update follows the other."""
-    flat = torch.zeros(int(inside.sum()), dtype=torch.int64)
-    for one, length in zip(part, array.tensor.shape, strict=True):
-        flat = flat * length + one
+    flat = numbered(array, part, int(inside.sum()))
     if torch.unique(flat).numel() == flat.numel():
         before = array.tensor[part].clone()
         after = update(before, inside)
@@ -168,9 +166,7 @@ def atomic_store(name: str, view: TiledView, index: Any, update: Any) -> None:
     sizes = view.tile_shape or (1,) * array.ndim
     place = place_of(view, index, sizes, "C", True)
     value = broadcast_to(stored(as_scalar(update), array), sizes)
-    if value.unknown is not None:
-        kept = Unknown(value.unknown.where[place.own], value.unknown.origin)
-        determined(Tile(value.values[place.own], value.dtype, kept), f"{name} to {array.name}")
+    determined(value, f"{name} to {array.name}", lambda mask: mask[place.own])
     array.memory.update(array.shadow, _access(array, place.part, block))
     before = array.tensor[place.part]
     array.tensor[place.part] = UPDATES[name.removeprefix("atomic_store_")](before, value.values[place.own])

@@ -83,8 +83,6 @@ ALL = (
 )  # fmt: skip
 # tfloat32 is no element type of memory
 _OF_TORCH = {dtype.holds: dtype for dtype in ALL if dtype is not tfloat32}
-_UNSIGNED = (uint8, uint16, uint32, uint64)
-_SIGNED = (int8, int16, int32, int64)
 
 
 def dtype_of(value: Any) -> DType:

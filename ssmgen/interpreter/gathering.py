@@ -61,9 +61,7 @@ def scatter(
     part, inside, shape = elements_at(array, indices, mask, check_bounds)
     source = stored(value, array)
     kept = expanded(source, shape)
-    if source.unknown is not None:
-        undetermined = source.unknown.where.expand(shape) & inside
-        determined(Tile(kept, source.dtype, Unknown(undetermined, source.unknown.origin)), f"a scatter to {array.name}")
+    determined(source, f"a scatter to {array.name}", lambda mask: mask.expand(shape) & inside)
     if bool(inside.any()):
         _distinct(array, part, kept[inside])
         array.write(tuple(range(array.ndim)), part, kept[inside], block)
@@ -90,9 +88,7 @@ def elements_at(
         raise violation("shapes", f"{array.name}: indices and mask that do not broadcast") from None
     determined(chosen, f"the mask of {array.name}")
     for one in tiles:
-        if one.unknown is not None:
-            used = Unknown(one.unknown.where.expand(shape) & inside, one.unknown.origin)
-            determined(Tile(inside, bool_, used), f"an index of {array.name}")
+        determined(one, f"an index of {array.name}", lambda mask: mask.expand(shape) & inside)
     wide = [t.values.expand(shape).to(torch.int64) for t in tiles]
     for one, length in zip(wide, array.tensor.shape, strict=True):
         within = (one >= 0) & (one < length)
@@ -131,9 +127,7 @@ def store_advanced_indexing(
     source = stored(tile, array)
     if source.shape != shape:
         raise violation("shapes", f"{array.name}: a tile of {source.shape} stored at indices of {shape}")
-    if source.unknown is not None:
-        kept = Unknown(source.unknown.where.expand(shape) & inside, source.unknown.origin)
-        determined(Tile(inside, bool_, kept), f"a store to {array.name}")
+    determined(source, f"a store to {array.name}", lambda mask: mask & inside)
     if bool(inside.any()):
         _distinct(array, part, source.values[inside])
         array.write(tuple(range(array.ndim)), part, source.values[inside], block)
@@ -147,11 +141,17 @@ def expanded(value: Tile, shape: tuple[int, ...]) -> torch.Tensor:
         raise violation("shapes", f"a tile of {value.shape} scattered to {shape} elements") from None
 
 
-def _distinct(array: Array, part: tuple[torch.Tensor, ...], values: torch.Tensor) -> None:
-    """Refuse two values for one element: which one stays is anybody's guess."""
-    flat = torch.zeros_like(part[0])
+def numbered(array: Array, part: tuple[torch.Tensor, ...], count: int) -> torch.Tensor:
+    """The chosen elements, `count` of them, each by one number: equal where they are one element."""
+    flat = torch.zeros(count, dtype=torch.int64)
     for one, length in zip(part, array.tensor.shape, strict=True):
         flat = flat * length + one
+    return flat
+
+
+def _distinct(array: Array, part: tuple[torch.Tensor, ...], values: torch.Tensor) -> None:
+    """Refuse two values for one element: which one stays is anybody's guess."""
+    flat = numbered(array, part, values.numel())
     unique, position = torch.unique(flat, return_inverse=True)
     if unique.numel() == flat.numel():
         return

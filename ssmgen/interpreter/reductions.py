@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ssmgen.interpreter.arithmetic import broadcast_shape, positive, settled
+from ssmgen.interpreter.arithmetic import broadcast_shape, in_64_bits, positive, settled
 from ssmgen.interpreter.dtypes import converts_silently, int32, uint64
 from ssmgen.interpreter.elementwise import check_hints
 from ssmgen.interpreter.faults import unsupported, violation
@@ -35,7 +35,7 @@ def _wide(x: Tile, name: str) -> torch.Tensor:
     """Integers in 64 bits; what these cannot put in order is refused."""
     if x.dtype.is_float:
         return x.values
-    wide = x.values.view(torch.int64) if x.dtype.holds == torch.uint64 else x.values.to(torch.int64)
+    wide = in_64_bits(x.values)
     if x.unknown is not None:
         wide = settled(wide, x.unknown, 1 if name in ("prod", "cumprod") else 0)
     if x.dtype is uint64 and name not in ("sum", "prod", "cumsum", "cumprod") and bool((wide < 0).any()):

@@ -7,7 +7,7 @@ it meets one. What operations do is decided elsewhere: `arithmetic` for operator
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -144,9 +144,14 @@ def integer(value: Any, what: str) -> int:
     raise violation("types", f"{what} is {value!r:.60}", expected="an integer")
 
 
-def determined(value: Tile, use: str) -> None:
-    """Refuse a value of which an element is undetermined where it decides something: `use` says what."""
-    if value.unknown is not None and bool(value.unknown.where.any()):
+def determined(
+    value: Tile, use: str, part: Callable[[torch.Tensor], torch.Tensor] = lambda undetermined: undetermined
+) -> None:
+    """Refuse a value of which an element is undetermined where it decides something: `use` says what.
+
+    `part` makes, of a mask of the value's shape, that of the elements which count; by default they all do.
+    """
+    if value.unknown is not None and bool(part(value.unknown.where.expand(value.shape)).any()):
         raise violation(
             "undetermined",
             f"undetermined padding reaches {use}",
@@ -176,7 +181,7 @@ def constant_int(value: Any, what: str) -> int:
 
 
 # kernels ask for the same few shapes again and again
-_SEEN_SHAPES: dict[Any, tuple[int, ...]] = {}
+_SEEN_SHAPES: set[tuple[int, ...]] = set()
 
 
 def tile_shape(shape: Any, what: str = "a tile's size") -> tuple[int, ...]:
@@ -184,7 +189,7 @@ def tile_shape(shape: Any, what: str = "a tile's size") -> tuple[int, ...]:
     try:
         # 2.0 and True are equal to integers
         if shape in _SEEN_SHAPES and all(type(size) is int for size in shape):
-            return _SEEN_SHAPES[shape]
+            return tuple(shape)
     except TypeError:
         # a list, or a tile among the sizes: looked at below
         pass
@@ -192,5 +197,5 @@ def tile_shape(shape: Any, what: str = "a tile's size") -> tuple[int, ...]:
     for size in sizes:
         if size < 1 or size & (size - 1):
             raise violation("tile", f"{what} is {size}", found=str(sizes), expected="powers of two")
-    _SEEN_SHAPES[sizes] = sizes
+    _SEEN_SHAPES.add(sizes)
     return sizes
