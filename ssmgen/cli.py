@@ -272,12 +272,3 @@ def init() -> None:
     for step in steps:
         if step.text:
             print(f"\n{step.path}: {step.note}:\n\n{step.text}")
-
-
-def main() -> None:
-    """The entry point."""
-    app()
-
-
-if __name__ == "__main__":
-    main()

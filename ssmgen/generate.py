@@ -96,7 +96,11 @@ def _digest(made_from: Mapping[str, Any], template: str) -> str:
 
 def fileset(spec: Spec, lock: Lock) -> dict[str, str]:
     """Every file of generated/<model>/, path relative to generated/ -> text; empty if no operator has kernels yet."""
-    made = kernels(spec, lock, spec.targets)
+    return around(spec, lock, kernels(spec, lock, spec.targets))
+
+
+def around(spec: Spec, lock: Lock, made: Sequence[Kernel]) -> dict[str, str]:
+    """The same of kernels that are made already: those of `spec` on its targets."""
     if not made:
         return {}
     model = spec.model.name

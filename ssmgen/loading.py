@@ -6,6 +6,7 @@ It compiles nothing and writes nothing, and keeps no module: whoever calls it ke
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +15,7 @@ from ssmgen.errors import LaunchError, UsageError
 from ssmgen.standin import import_package
 
 if TYPE_CHECKING:
+    from ssmgen.interpreter.launching import Promises
     from ssmgen.lock import Lock
     from ssmgen.spec import Spec
 
@@ -53,7 +55,7 @@ def load(
             raise UsageError(f'interpret=True beside backend="{backend}"', expected="one of them")
         return _interpreted(model)
     directory = package_directory(model)
-    label = f"{backend}_{re.sub(r'[^A-Za-z0-9]', '_', directory.name)}"
+    label = f"{backend}_{_label(directory.name)}"
     need("torch", "pip install torch")
     if archive is None:
         _need_compiler()
@@ -90,54 +92,64 @@ def package_directory(model: str | Path) -> Path:
 
 
 def _interpreted(model: str | Path) -> ModuleType:
-    """The committed package where there is one, held to the promises of its spec, or what its spec generates."""
+    """The package in a folder as it is, or that of a spec."""
     from ssmgen import lock, paths, spec
 
     need("torch", "pip install torch")
     path = Path(model)
     if (path / "__init__.py").is_file():
-        return interpreted_package(path.resolve(), None, {})
+        return _interpreted_package(path.resolve(), path.resolve().name, {})
     at = paths.find_spec(str(model), paths.project(path.parent if path.suffix else None))
     value = spec.load(at)
     beside = paths.lock_path(at)
-    known = lock.load(beside, value) if beside.exists() else {}
+    known = lock.load(beside, value) if beside.exists() else lock.derive(value, value.targets)
+    return interpreted_spec(model, value, known)
+
+
+def interpreted_spec(model: str | Path, spec: Spec, known: Lock) -> ModuleType:
+    """The operators of `spec` for CPU tensors: its committed package, as `load` finds it, or generated in memory."""
     try:
-        return interpreted_package(package_directory(model), value, known)
+        return interpreted(spec, known, package_directory(model))
     except UsageError:
-        return interpreted_package(None, value, known)
+        return interpreted(spec, known)
 
 
-def interpreted_package(directory: Path | None, spec: Spec | None, lock: Lock) -> ModuleType:
-    """A model's operators for CPU tensors: the package in `directory`, or what `spec` and `lock` generate, in memory.
+def interpreted(spec: Spec, known: Lock, directory: Path | None = None) -> ModuleType:
+    """The operators of `spec` for CPU tensors, from the package in `directory` or generated in memory.
 
-    `module.launcher.counts` holds what the kernels asked for since it was loaded, by kernel.
+    The kernels are held to the promises that the spec's are compiled under. `module.launcher.counts` holds what they
+    asked for since it was loaded, by kernel.
     """
+    from ssmgen import generate, signatures
+
+    operator = spec.operators.mamba_chunk_scan_combined
+    name = spec.model.name
+    if operator is None:
+        raise UsageError(f"{name}: its operators have no kernels yet", next="load a Mamba-2 model")
+    made = generate.kernels(spec, known, spec.targets)
+    promises = {
+        f"{kernel.id.format()}.py".removeprefix(f"{name}/"): [
+            signatures.as_json(parameter, operator.shape) for parameter in kernel.parameters
+        ]
+        for kernel in made
+    }
+    if directory is not None:
+        return _interpreted_package(directory, name, promises)
+    texts = generate.around(spec, known, made)
+    return _interpreted_package({path.removeprefix(f"{name}/"): text for path, text in texts.items()}, name, promises)
+
+
+def _interpreted_package(source: Path | Mapping[str, str], name: str, promises: Promises) -> ModuleType:
     from ssmgen.interpreter.files import load_package
     from ssmgen.interpreter.launching import Launcher
     from ssmgen.interpreter.operators import watched_package
 
-    texts, promises = _generated(spec, lock) if spec else ({}, {})
-    name = spec.model.name if spec else directory.name if directory else ""
     launcher = Launcher(promises)
-    source = directory or {path.removeprefix(f"{name}/"): text for path, text in texts.items()}
-    package = load_package(source, f"interpreted_{re.sub(r'[^A-Za-z0-9]', '_', name)}", launcher)
-    return watched_package(package, launcher)
+    return watched_package(load_package(source, f"interpreted_{_label(name)}", launcher), launcher)
 
 
-def _generated(spec: Spec, lock: Lock) -> tuple[dict[str, str], dict[str, list[dict[str, object]]]]:
-    """The files of a spec, and what each of its kernels is promised, by the kernel's path in its package."""
-    from ssmgen import generate, signatures
-    from ssmgen.lock import derive
-
-    known = lock or derive(spec, spec.targets)
-    operator = spec.operators.mamba_chunk_scan_combined
-    if operator is None:
-        raise UsageError(f"{spec.model.name}: its operators have no kernels yet", next="load a Mamba-2 model")
-    promises = {
-        f"{kernel.id.format().partition('/')[2]}.py": [signatures.as_json(p, operator.shape) for p in kernel.parameters]
-        for kernel in generate.kernels(spec, known, spec.targets)
-    }
-    return generate.fileset(spec, known), promises
+def _label(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "_", name)
 
 
 def need(module: str, install: str) -> None:

@@ -25,6 +25,16 @@ class Loaded:
     spec: Spec
     lock: Lock
 
+    @property
+    def schedules(self) -> Lock:
+        """The locked schedules; derived ones where there is no lock."""
+        return self.lock or lock.derive(self.spec, self.spec.targets)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels exist for one of the spec's operators."""
+        return self.spec.operators.mamba_chunk_scan_combined is not None
+
 
 @dataclass(frozen=True)
 class Work:

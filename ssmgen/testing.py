@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", Drawn, Call)
 
+_compiled_classes: set[tuple[str, bool]] = set()
+
 
 def models(**fixed: Any) -> SearchStrategy[Drawn]:
     """Models that no spec has: sizes off every power of two, group ratios, dtypes, options, schedules."""
@@ -63,13 +65,15 @@ def check(problem: Problem, *, compile: bool = False) -> None:  # noqa: A002 - w
 
     With `compile`, the first model of each class (activation dtype, segmented or not) is compiled too.
     """
+    from ssmgen import build
     from ssmgen.verify import run
 
     (row,) = run.drawn([problem], run.Settings())
     _pass(row)
-    if compile and problem.drawn is not None:
-        drawn = problem.drawn
-        _compile_class(_Representative(drawn, (drawn.x, drawn.segments > 1)))
+    drawn = problem.drawn
+    if compile and drawn is not None and (drawn.x, drawn.segments > 1) not in _compiled_classes:
+        build.check(drawn.spec(), drawn.lock())
+        _compiled_classes.add((drawn.x, drawn.segments > 1))
 
 
 def kernel_tests(*specs: str, examples: int = 5, compile: bool = True) -> Callable[..., None]:  # noqa: A002
@@ -97,31 +101,11 @@ def kernel_tests(*specs: str, examples: int = 5, compile: bool = True) -> Callab
         chunk = subject.chunk
         tokens = st.sampled_from([1, chunk - 1, chunk, chunk + 1, 2 * chunk + 3])
         _pass(_row(found[spec], data.draw(calls(batch=1, tokens=tokens))))
-        if compile and _has_compiler():
+        if compile and has_compiler():
             _compile(found[spec])
 
     ready: Callable[..., None] = test_kernels
     return ready
-
-
-class _Representative:
-    """A drawn model that stands for its class."""
-
-    def __init__(self, drawn: Drawn, key: tuple[Any, ...]) -> None:
-        self.drawn, self.key = drawn, key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Representative) and self.key == other.key
-
-
-@cache
-def _compile_class(model: _Representative) -> None:
-    from ssmgen import build
-
-    build.check(model.drawn.spec(), model.drawn.lock())
 
 
 @cache
@@ -129,7 +113,7 @@ def _subject(path: Path) -> Subject | None:
     from ssmgen.verify import run
 
     (loaded,) = _load(path)
-    return run.committed(loaded, run.Settings()) if loaded.spec.operators.mamba_chunk_scan_combined else None
+    return run.committed(loaded, run.Settings()) if loaded.has_kernels else None
 
 
 def _load(path: Path) -> tuple[Any, ...]:
@@ -154,7 +138,8 @@ def _pass(row: Row) -> None:
 
 
 @cache
-def _has_compiler() -> bool:
+def has_compiler() -> bool:
+    """Whether cuTile's compiler is installed, in the version that is needed."""
     from ssmgen.compiler import check_compiler
     from ssmgen.errors import CompilerError
 
@@ -167,7 +152,7 @@ def _has_compiler() -> bool:
 
 @cache
 def _compile(path: Path) -> None:
-    from ssmgen import build, lock
+    from ssmgen import build
 
     (loaded,) = _load(path)
-    build.check(loaded.spec, loaded.lock or lock.derive(loaded.spec, loaded.spec.targets))
+    build.check(loaded.spec, loaded.schedules)

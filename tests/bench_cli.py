@@ -19,7 +19,7 @@ BUDGETS = {"--help": 0.3, "generate --check": 2.0, "generate -o {scratch}": 2.0}
 def seconds(arguments: list[str]) -> float:
     """One run of ssmgen, start to end."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "ssmgen.cli", *arguments], cwd=ROOT, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "ssmgen", *arguments], cwd=ROOT, capture_output=True, check=False)
     if done.returncode:
         sys.exit(f"ssmgen {' '.join(arguments)} failed:\n{done.stdout.decode()}{done.stderr.decode()}")
     return time.perf_counter() - start

@@ -63,7 +63,7 @@ def test_help_imports_nothing_heavy() -> None:
     heavy = ("jinja2", "pydantic", "rich", "ruamel", "sympy", "torch", "cuda")
     code = f"""
 import sys
-from ssmgen.cli import main
+from ssmgen.__main__ import main
 sys.argv = ["ssmgen", "--help"]
 try:
     main()

@@ -95,10 +95,7 @@ def run(problem: Forward, kernels: Any, peers: dict[str, Callable[..., Any]]) ->
         result = dict(
             out_error=reference.error(out, expected),
             state_error=reference.state_error(state, expected_state),
-            excess=max(
-                tolerance.out_excess(out, expected, honest.out_sigma),
-                tolerance.state_excess(state, expected_state, honest.state_sigma),
-            ),
+            excess=tolerance.excess((out, state), (expected, expected_state), honest),
             first_s=seconds,
         )
         del out, state

@@ -208,6 +208,11 @@ def state_excess(actual: Tensor, expected: Tensor, sigma: Tensor) -> float:
     return _excess(actual, expected, sigma, (2, 3), actual.shape[3])
 
 
+def excess(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], of: Honest) -> float:
+    """The larger of the two, of (output, final states)."""
+    return max(out_excess(actual[0], expected[0], of.out_sigma), state_excess(actual[1], expected[1], of.state_sigma))
+
+
 def _check_shapes(actual: Tensor, expected: Tensor) -> None:
     if actual.shape != expected.shape:
         raise ValueError(f"actual: found a {tuple(actual.shape)} tensor, expected {tuple(expected.shape)}")

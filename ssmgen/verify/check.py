@@ -86,10 +86,7 @@ def run(subject: Subject, call: Call) -> Result:
         call,
         reference.error(out, expected),
         reference.state_error(state, expected_state),
-        max(
-            tolerance.out_excess(out, expected, sigma.out_sigma),
-            tolerance.state_excess(state, expected_state, sigma.state_sigma),
-        ),
+        tolerance.excess((out, state), (expected, expected_state), sigma),
         seconds,
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from ssmgen import build, generate
+from ssmgen import build, generate, writing
 from ssmgen.lock import Lock
 from ssmgen.spec import Spec
 from ssmgen.verify import problems
@@ -55,12 +55,11 @@ def draw(models: int, calls: int, seed: int) -> tuple[Model, ...]:
 
 def write(models: tuple[Model, ...], folder: Path) -> None:
     """The packages and the problems."""
-    for model in models:
-        for path, text in generate.fileset(model.spec, model.lock).items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text, encoding="utf-8")
     listed = {m.name: [str(Problem(m.drawn, call)) for call in m.calls] for m in models}
-    (folder / PROBLEMS).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+    files = {PROBLEMS: json.dumps(listed, indent=1) + "\n"}
+    for model in models:
+        files |= generate.fileset(model.spec, model.lock)
+    writing.write_files(folder, files)
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ def run(request: Request) -> list[Row]:
     if drawn:
         with table.progress("verifying", len(drawn)) as step:
             return _stepped(running.drawn(drawn, settings), step)
-    specs = [each for each in repository.open_specs(request.specs).loaded if _has_kernels(each)]
+    specs = [each for each in repository.open_specs(request.specs).loaded if each.has_kernels]
     if not specs:
         raise UsageError("no spec with kernels", next="ssmgen new CONFIG.json")
     with table.progress("verifying", len(specs) * (len(given) or settings.examples)) as step:
@@ -68,10 +68,6 @@ def _settings(request: Request) -> Settings:
     return Settings("cpu", None, request.examples, request.seed)
 
 
-def _has_kernels(each: Loaded) -> bool:
-    return each.spec.operators.mamba_chunk_scan_combined is not None
-
-
 def _stepped(rows: Any, step: Any) -> list[Row]:
     done = []
     for row in rows:
@@ -82,7 +78,7 @@ def _stepped(rows: Any, step: Any) -> list[Row]:
 
 def _compiled(specs: Sequence[Loaded]) -> list[Row]:
     """A row for each model that cuTile refuses; one for all where there is no compiler to ask."""
-    from ssmgen import build, lock
+    from ssmgen import build
     from ssmgen.compiler import check_compiler
 
     try:
@@ -94,11 +90,7 @@ def _compiled(specs: Sequence[Loaded]) -> list[Row]:
     for each in specs:
         name = each.spec.model.name
         try:
-            build.check(
-                each.spec,
-                each.lock or lock.derive(each.spec, each.spec.targets),
-                build.Settings(progress=table.progress),
-            )
+            build.check(each.spec, each.schedules, build.Settings(progress=table.progress))
         except CompilerError as e:
             failed.append(Row(name, "compile", None, str(e), f"ssmgen compile {each.path}"))
     return failed

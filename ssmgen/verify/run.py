@@ -15,12 +15,10 @@ from random import Random
 from types import ModuleType
 from typing import Literal
 
-from ssmgen import generate, lock
+from ssmgen import generate, writing
 from ssmgen.errors import SsmgenError, UsageError
-from ssmgen.loading import interpreted_package, load, package_directory
-from ssmgen.lock import Lock
+from ssmgen.loading import interpreted, interpreted_spec, load, package_directory
 from ssmgen.repository import Loaded
-from ssmgen.spec import Spec
 from ssmgen.verify import check, problems
 from ssmgen.verify.check import Result, Subject
 from ssmgen.verify.inputs import REGIMES
@@ -83,7 +81,7 @@ def calls(subject: Subject, settings: Settings) -> list[Call]:
 def models(specs: Sequence[Loaded], given: Sequence[Problem], settings: Settings) -> Iterator[Row]:
     """Rows of `specs`, on the given problems or on drawn calls, one after another as they are run."""
     for each in specs:
-        if each.spec.operators.mamba_chunk_scan_combined is None:
+        if not each.has_kernels:
             continue
         subject = committed(each, settings)
         name = each.spec.model.name
@@ -107,36 +105,25 @@ def drawn_subject(problem: Problem, device: Device) -> Iterator[Subject]:
     spec, known = problem.drawn.spec(), problem.drawn.lock()
     operator, chunk = problem.drawn.operator, problem.drawn.chunk
     if device == "cpu":
-        yield Subject(interpreted_package(None, spec, known), operator, chunk)
+        yield Subject(interpreted(spec, known), operator, chunk)
         return
     with tempfile.TemporaryDirectory(prefix="ssmgen-") as folder:
         # the jit reads kernels from files
-        yield Subject(load(write_package(spec, known, Path(folder))), operator, chunk, device)
-
-
-def write_package(spec: Spec, known: Lock, folder: Path) -> Path:
-    """The generated package of a spec, written below `folder`; where it is."""
-    for path, text in generate.fileset(spec, known).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
-    return folder / spec.model.name
+        writing.write_files(Path(folder), generate.fileset(spec, known))
+        yield Subject(load(Path(folder) / spec.model.name), operator, chunk, device)
 
 
 def committed(each: Loaded, settings: Settings) -> Subject:
     """What a spec's problems run on: its committed package, or without one what it generates."""
     operator = each.spec.operators.mamba_chunk_scan_combined
     assert operator is not None
-    known = each.lock or lock.derive(each.spec, each.spec.targets)
-    chunk = min(entry.schedule.plan.chunk for entry in known.values())
-    return Subject(_kernels(each, known, settings), operator, chunk, settings.device)
+    chunk = min(entry.schedule.plan.chunk for entry in each.schedules.values())
+    return Subject(_kernels(each, settings), operator, chunk, settings.device)
 
 
-def _kernels(each: Loaded, known: Lock, settings: Settings) -> ModuleType:
+def _kernels(each: Loaded, settings: Settings) -> ModuleType:
     if settings.device == "cpu":
-        try:
-            return interpreted_package(package_directory(each.path), each.spec, known)
-        except UsageError:
-            return interpreted_package(None, each.spec, known)
+        return interpreted_spec(each.path, each.spec, each.schedules)
     if settings.archive is not None:
         return load(package_directory(each.path), backend="cubin", archive=settings.archive)
     return load(package_directory(each.path))

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import sympy
 
 from ssmgen import plans
-from ssmgen.loading import interpreted_package
+from ssmgen.loading import interpreted
 from ssmgen.targets import target
 from ssmgen.verify import problems
 from ssmgen.verify.inputs import arguments
@@ -35,7 +35,7 @@ def test_the_closed_forms_are_the_kernels_own(text: str) -> None:
     drawn, call = problem.drawn, problem.call
     assert drawn is not None
     spec, lock = drawn.spec(), drawn.lock()
-    package = interpreted_package(None, spec, lock)
+    package = interpreted(spec, lock)
     package.launcher.trace = True
     call = problems.Call(batch=call.batch, tokens=call.tokens, initial_states=True)
     package.mamba_chunk_scan_combined(**arguments(drawn.operator, call), chunk_size=64, return_final_states=True)

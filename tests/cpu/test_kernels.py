@@ -19,9 +19,8 @@ pytest.importorskip("torch")
 from hypothesis import HealthCheck, given, seed, settings
 
 from ssmgen import paths, render, testing
-from ssmgen.compiler import check_compiler
-from ssmgen.errors import CompilerError, SanitizerError
-from ssmgen.loading import interpreted_package
+from ssmgen.errors import SanitizerError
+from ssmgen.loading import interpreted
 from ssmgen.verify import check, problems
 from ssmgen.verify.check import Subject
 from ssmgen.verify.inputs import REGIMES
@@ -29,14 +28,6 @@ from ssmgen.verify.problems import Call, Drawn, Problem
 
 EXAMPLES = int(os.environ.get("SSMGEN_EXAMPLES", "25"))
 SEED = os.environ.get("SSMGEN_SEED")
-
-
-def has_compiler() -> bool:
-    try:
-        check_compiler()
-    except CompilerError:
-        return False
-    return True
 
 
 # four parts, so that test processes share them
@@ -48,7 +39,7 @@ def test_drawn_problems(x: str, segments: int) -> None:
     )
     @given(problem=testing.problems(x=x, segments=segments))
     def run(problem: Problem) -> None:
-        testing.check(problem, compile=has_compiler())
+        testing.check(problem, compile=testing.has_compiler())
 
     if SEED is not None:
         run = seed(int(SEED))(run)
@@ -77,7 +68,7 @@ def test_every_regime(regime: str, segments: int) -> None:
 
 
 def test_nothing_to_do() -> None:
-    package = interpreted_package(None, Drawn().spec(), Drawn().lock())
+    package = interpreted(Drawn().spec(), Drawn().lock())
     for batch, tokens in ((0, 5), (2, 0)):
         subject = Subject(package, Drawn().operator, 32)
         assert check.run(subject, Call(batch=batch, tokens=tokens, initial_states=True)).passed
@@ -89,7 +80,7 @@ def test_two_runs_are_equal_to_the_bit() -> None:
     from ssmgen.verify.inputs import arguments
 
     model = Drawn(groups=2, heads_per_group=3, head_dim=20, state=24, segments=2)
-    package = interpreted_package(None, model.spec(), model.lock())
+    package = interpreted(model.spec(), model.lock())
     drawn = arguments(model.operator, Call(tokens=75))
     first, second = (package.mamba_chunk_scan_combined(**drawn, chunk_size=1) for _ in range(2))
     assert torch.equal(first, second)
@@ -174,7 +165,7 @@ MODELS = (MODEL, replace(MODEL, segments=1), replace(MODEL, segments=1, small_ti
 
 
 def caught(model: Drawn, calls: tuple[Call, ...]) -> bool:
-    package: Any = interpreted_package(None, model.spec(), model.lock())
+    package: Any = interpreted(model.spec(), model.lock())
     for call in calls:
         try:
             if not check.run(Subject(package, model.operator, model.chunk), call).passed:

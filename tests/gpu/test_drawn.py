@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ssmgen.loading import interpreted_package, load  # noqa: E402
+from ssmgen.loading import interpreted, load  # noqa: E402
 from ssmgen.reference import mamba_chunk_scan_combined as reference  # noqa: E402
 from ssmgen.reference import tolerance  # noqa: E402
 from ssmgen.verify import check, problems  # noqa: E402
@@ -34,10 +34,10 @@ def subjects(model: str, text: str) -> tuple[Subject, Subject]:
     assert drawn is not None
     archive = FOLDER / ARCHIVE
     kernels = load(FOLDER / model, backend="cubin", archive=archive) if archive.exists() else load(FOLDER / model)
-    interpreted = interpreted_package(FOLDER / model, drawn.spec(name=model), drawn.lock())
+    on_cpu = interpreted(drawn.spec(name=model), drawn.lock(), FOLDER / model)
     return (
         Subject(kernels, drawn.operator, drawn.chunk, "cuda"),
-        Subject(interpreted, drawn.operator, drawn.chunk),
+        Subject(on_cpu, drawn.operator, drawn.chunk),
     )
 
 

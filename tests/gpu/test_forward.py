@@ -22,8 +22,7 @@ def check(kernels, arguments, **more):
     expected, expected_state = reference.mamba_chunk_scan_combined(**arguments, **more)
     out, state = run(kernels, arguments, **more)
     honest = tolerance.honest(**arguments, **more)
-    assert tolerance.out_excess(out, expected, honest.out_sigma) <= 1
-    assert tolerance.state_excess(state, expected_state, honest.state_sigma) <= 1
+    assert tolerance.excess((out, state), (expected, expected_state), honest) <= 1
 
 
 def draw(kernels, batch, tokens, *, states=False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from ssmgen.errors import SpecError
 from ssmgen.naming import KernelId, check_name, model_name
 
-words = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
+words = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True).filter(lambda word: not keyword.iskeyword(word))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def test_model_name(source: str, name: str) -> None:
     check_name("model", name)
 
 
-@pytest.mark.parametrize("source", ["", "/", "7b", "...", "模型"])
+@pytest.mark.parametrize("source", ["", "/", "7b", "...", "模型", "nvidia/is", "None/import"])
 def test_no_name_is_left(source: str) -> None:
     with pytest.raises(SpecError, match="no valid model name"):
         model_name(source)
