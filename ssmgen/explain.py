@@ -176,7 +176,8 @@ def _served(
 ) -> RouteReport:
     target_name, entry = entry_of
     route, schedule = operator.routes[name], entry.schedule
-    plan, this = PLANS[route.plan], plans.problem(model, operator, target(target_name), schedule.plan)
+    plan = PLANS[route.plan]
+    this = plans.problem(model, operator, target(target_name), plan, schedule.plan)
     reason = plans.why_not(schedule, plan, this)
     if reason:
         return _unserved(operator, name, schedule, reason)

@@ -57,7 +57,7 @@ def _route(spec: Spec, operator: mamba2.Operator, lock: Lock, key: tuple[str, st
     target_name, operator_name, route = key
     schedule = lock[key].schedule
     plan = plans.PLANS[operator.routes[route].plan]
-    problem = plans.problem(spec.model.name, operator, target(target_name), schedule.plan)
+    problem = plans.problem(spec.model.name, operator, target(target_name), plan, schedule.plan)
     if reason := plans.why_not(schedule, plan, problem):
         raise ScheduleError(f"{spec.model.name}, {operator_name}, route {route}, {target_name}: {reason}")
     for stage in plan.stages:

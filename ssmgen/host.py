@@ -11,14 +11,18 @@ from typing import Any
 from ssmgen import conditions, plans
 from ssmgen.lock import Lock
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
-from ssmgen.plans import PLANS, RouteSchedule
+from ssmgen.plans import PLANS, Plan, RouteSchedule
 from ssmgen.spec import Spec
-from ssmgen.stages.base import Array, Problem, Stage, round_up, step_formula
+from ssmgen.stages.base import Array, Problem, Stage, round_up, step_formula, title
 from ssmgen.targets import target
 
 LINE = 120
 # kernel parameter -> host expression, where they differ
 _ARGUMENTS = {"a": "A", "b": "B", "c": "C", "d": "D"}
+# the optional tensors of the function, in its order
+_OPTIONAL = ("D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens")
+_SIZES = {"none": (), "per_head": ("heads",), "per_channel": ("heads", "head_dim")}
+_SKIP = {"none": "", "per_head": " + D x_t", "per_channel": " + D x_t"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class RouteText:
     function: str
     stages: str
     chunk: int
+    packed: bool
     imports: tuple[tuple[str, str], ...]
     workspaces: tuple[tuple[str, str, str], ...]
     launches: tuple[str, ...]
@@ -39,7 +44,7 @@ class RouteText:
 
 @dataclass(frozen=True)
 class Context:
-    """Free names of host.py.jinja."""
+    """Free names of host.py.jinja: the public function and its torch.library operator."""
 
     title: str
     heads: int
@@ -48,74 +53,155 @@ class Context:
     state: int
     x_dtype: str
     dt_dtype: str
-    skip: bool
-    dt_bias: bool
+    packed: bool
     dt_softplus: bool
     dt_limit: bool
-    skip_formula: str
+    out_formula: str
     dt_formula: str
     vectors: str
-    optional_tensors: str
+    checked: str
+    final: str
+    left_out: str
+    arguments: str
+    entries: str
+    optional_schema: str
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """Free names of forward.py.jinja: checks, routes and launches."""
+
+    heads: int
+    groups: int
+    head_dim: int
+    state: int
+    x_dtype: str
+    dt_dtype: str
+    packed: bool
+    gate: bool
+    each_entry: str
+    imports: str
+    arguments: str
+    vector_rows: tuple[tuple[str, str], ...]
+    pass_packed: str
+    take_packed: str
+    shapes: str
     routes: tuple[RouteText, ...]
 
 
 @dataclass(frozen=True)
 class ArgumentsContext:
-    """Free names of arguments.py.jinja."""
+    """Free names of arguments.py.jinja: the checks of single arguments."""
 
     title: str
     targets: str
+    packed: bool
+
+
+@dataclass(frozen=True)
+class LibraryContext:
+    """Free names of library.py.jinja: torch.library operators."""
+
+    title: str
+    namespace: str
 
 
 def files(spec: Spec, lock: Lock) -> tuple[tuple[str, str, Any], ...]:
-    """The package's files beside the kernels: (path in generated/<model>/, template, context)."""
-    return (
-        ("__init__.py", "host.py.jinja", context(spec, lock)),
-        ("_arguments.py", "arguments.py.jinja", arguments_context(spec)),
-    )
+    """The package's files beside the kernels: (path in generated/<model>/, template, context).
 
-
-def context(spec: Spec, lock: Lock) -> Context:
-    """What host.py.jinja needs for `spec` under `lock`; the spec must have mamba_chunk_scan_combined."""
+    The spec must have mamba_chunk_scan_combined.
+    """
     operator = spec.operators.mamba_chunk_scan_combined
     if operator is None:
         raise ValueError(f"{spec.model.name} has no {mamba2.NAME}")
-    shape, options = operator.shape, operator.options
-    routes = tuple(
-        _route(spec, name, route, lock[name, mamba2.NAME, route].schedule)
-        for name in spec.targets
-        for route in operator.routes
+    name = spec.model.name
+    targets = ", ".join(f'"{target_name}"' for target_name in spec.targets)
+    return (
+        ("__init__.py", "host.py.jinja", _context(name, operator)),
+        ("_forward.py", "forward.py.jinja", _forward(spec, operator, lock)),
+        (
+            "_arguments.py",
+            "arguments.py.jinja",
+            ArgumentsContext(name, f"({targets})" if len(spec.targets) > 1 else f"({targets},)", _packed(operator)),
+        ),
+        ("_library.py", "library.py.jinja", LibraryContext(name, f"ssmgen_{name}_{spec.digest[:8]}")),
     )
-    skip, bias = options.D == "per_head", options.dt_bias
-    named = [name for name, used in (("D", skip), ("dt_bias", bias)) if used]
-    first = next(iter(operator.routes))
-    problem = plans.problem(
-        spec.model.name, operator, target(spec.targets[0]), lock[spec.targets[0], mamba2.NAME, first].schedule.plan
-    )
+
+
+def _context(name: str, operator: mamba2.Operator) -> Context:
+    shape, options, packed = operator.shape, operator.options, _packed(operator)
+    own = _optional(operator)
+    out = f"(h_t C_t{_SKIP[options.D]})" if options.z != "none" and options.D != "none" else f"h_t C_t{_SKIP[options.D]}"
+    sizes = {"D": _SIZES[options.D], "dt_bias": ("heads",)}
+    vectors = [f"{n} ({', '.join(str(getattr(shape, size)) for size in sizes[n])}" for n in own if n in sizes]
+    left_out = [n for n in _OPTIONAL if n not in own] + ([] if packed else ["state_dtype"])
     return Context(
-        title=problem.title,
+        title=title(name, shape, operator.dtypes),
         heads=shape.heads,
         groups=shape.groups,
         head_dim=shape.head_dim,
         state=shape.state,
         x_dtype=operator.dtypes.x,
         dt_dtype=operator.dtypes.dt,
-        skip=skip,
-        dt_bias=bias,
+        packed=packed,
         dt_softplus=options.dt_softplus,
         dt_limit=options.dt_limit != "none",
-        skip_formula=" + D x_t" if skip else "",
+        out_formula=f"y_t = {out}" + (" silu(z_t)" if options.z != "none" else ""),
         dt_formula=step_formula(options, "*dt_limit"),
-        vectors="".join(f"; {name} ({shape.heads},)" for name in named),
-        optional_tensors="".join(f"{name}, " for name in named),
-        routes=routes,
+        vectors="".join(f"; {v},)" if ", " not in v else f"; {v})" for v in vectors)
+        + ("; z like x" if options.z != "none" else ""),
+        checked="A, seq_idx and cu_seqlens" if packed else "A",
+        final="batch",
+        left_out=", ".join(f"{n}={n}" for n in left_out),
+        arguments=_arguments(operator),
+        entries="x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1" if packed else "x.shape[0]",
+        optional_schema="".join(f"Tensor? {n}, " for n in own),
     )
 
 
-def arguments_context(spec: Spec) -> ArgumentsContext:
-    """What arguments.py.jinja needs: `<model>/_arguments.py`, beside the operators."""
-    names = ", ".join(f'"{name}"' for name in spec.targets)
-    return ArgumentsContext(spec.model.name, f"({names})" if len(spec.targets) > 1 else f"({names},)")
+def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContext:
+    shape, options, packed = operator.shape, operator.options, _packed(operator)
+    used = ["check_decay", "current_stream", "device", "rows", "workspace"]
+    used += ["check_sequences", "integers"] if packed else []
+    sizes = {"D": _SIZES[options.D], "dt_bias": ("heads",)}
+    vectors = {n: ", ".join(size.upper() for size in sizes[n]) for n in _optional(operator) if n in sizes}
+    return ForwardContext(
+        heads=shape.heads,
+        groups=shape.groups,
+        head_dim=shape.head_dim,
+        state=shape.state,
+        x_dtype=operator.dtypes.x,
+        dt_dtype=operator.dtypes.dt,
+        packed=packed,
+        gate=options.z != "none",
+        each_entry="row, or with cu_seqlens of every sequence" if packed else "row",
+        imports=", ".join(sorted(used)),
+        arguments=_arguments(operator),
+        vector_rows=tuple((n, f"({s})" if "," in s else f"({s},)") for n, s in vectors.items()),
+        pass_packed=", seq_idx is not None or cu_seqlens is not None" if packed else "",
+        take_packed=", packed" if packed else "",
+        shapes="batch = {batch}, tokens = {tokens}" + (", packed = {packed}" if packed else ""),
+        routes=tuple(
+            _route(spec, name, route, lock[name, mamba2.NAME, route].schedule)
+            for name in spec.targets
+            for route in operator.routes
+        ),
+    )
+
+
+def _packed(operator: mamba2.Operator) -> bool:
+    return operator.options.packed
+
+
+def _optional(operator: mamba2.Operator) -> list[str]:
+    """The optional arguments that the model's kernels take, in the function's order."""
+    o = operator.options
+    taken = {"D": o.D != "none", "z": o.z != "none", "dt_bias": o.dt_bias, "initial_states": o.initial_states}
+    return [name for name in _OPTIONAL if taken.get(name, o.packed)]
+
+
+def _arguments(operator: mamba2.Operator) -> str:
+    return ", ".join(["x", "dt", "A", "B", "C", *_optional(operator)])
 
 
 def _route(spec: Spec, target_name: str, route: str, schedule: RouteSchedule) -> RouteText:
@@ -123,7 +209,7 @@ def _route(spec: Spec, target_name: str, route: str, schedule: RouteSchedule) ->
     assert operator is not None
     entry = operator.routes[route]
     plan = PLANS[entry.plan]
-    problem = plans.problem(spec.model.name, operator, target(target_name), schedule.plan)
+    problem = plans.problem(spec.model.name, operator, target(target_name), plan, schedule.plan)
     prefix = f"{route}_" if len(spec.targets) == 1 else f"{target_name}_{route}_"
     names = {
         "B": "batch",
@@ -136,15 +222,23 @@ def _route(spec: Spec, target_name: str, route: str, schedule: RouteSchedule) ->
     return RouteText(
         name=route,
         target=target_name,
-        when=entry.when,
-        condition=conditions.python(entry.when, names),
+        when=("seq_idx or cu_seqlens given and " if plan.packed else "") + entry.when,
+        condition=_condition(conditions.python(entry.when, names), operator, plan),
         function=f"_{prefix}route",
         stages=" -> ".join(stage.name for stage in plan.stages),
         chunk=problem.chunk,
+        packed=plan.packed,
         imports=tuple((stage.name, f"{prefix}{stage.name}") for stage in plan.stages),
         workspaces=_workspaces(plan.stages, problem),
         launches=tuple(_launch(stage, schedule, problem, prefix) for stage in plan.stages),
     )
+
+
+def _condition(when: str, operator: mamba2.Operator, plan: Plan) -> str:
+    """The route's own condition, after whether sequences are packed where a model knows both."""
+    if not _packed(operator):
+        return when
+    return f"{'packed' if plan.packed else 'not packed'} and {f'({when})' if ' or ' in when else when}"
 
 
 def _workspaces(stages: tuple[Stage, ...], problem: Problem) -> tuple[tuple[str, str, str], ...]:
@@ -155,6 +249,8 @@ def _workspaces(stages: tuple[Stage, ...], problem: Problem) -> tuple[tuple[str,
         # rows of whole 16 bytes, as a bulk copy wants them
         "S8": "STATE" if problem.shape.state % 8 == 0 else str(round_up(problem.shape.state, 8)),
         "chunks": "n_chunks",
+        # a row's sequences have a slot each, behind its chunks
+        "slots": "n_chunks + entries // batch",
         "padded": f"n_chunks * {problem.chunk}",
         "segments": str(problem.segments),
     }

@@ -220,7 +220,7 @@ def _schedule(key: tuple[str, str, str], entry: _Route, spec: Spec, document: Do
         for stage in plan.stages
     )
     schedule = RouteSchedule(shared, stages)
-    reason = plans.why_not(schedule, plan, plans.problem(spec.model.name, operator, target(target_name), shared))
+    reason = plans.why_not(schedule, plan, plans.problem(spec.model.name, operator, target(target_name), plan, shared))
     if reason:
         stage = reason.split(":", 1)[0]
         where = document.where((*at, "plan") if stage == "plan" else (*at, "stages", stage))

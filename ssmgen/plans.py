@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssmgen.ops.base import Route
-from ssmgen.ops.mamba_chunk_scan_combined import Dtypes, Operator, Shape
+from ssmgen.ops.mamba_chunk_scan_combined import PACKED_PLANS, Dtypes, Operator, Shape
 from ssmgen.stages import STAGES, base
 from ssmgen.stages.base import Problem, Stage
 from ssmgen.targets import Target
@@ -32,12 +32,18 @@ class Plan:
     stages: tuple[Stage, ...]
     segmented: bool
 
+    @property
+    def packed(self) -> bool:
+        """Whether it serves calls with seq_idx or cu_seqlens."""
+        return self.name in PACKED_PLANS
+
 
 PLANS = {
     plan.name: plan
     for plan in (
         Plan("three_stage", (STAGES["cumsum"], STAGES["state"], STAGES["output"]), False),
         Plan("segmented", (STAGES["cumsum"], STAGES["state"], STAGES["combine"], STAGES["output"]), True),
+        Plan("packed", (STAGES["cumsum"], STAGES["state"], STAGES["output"]), False),
     )
 }
 
@@ -62,20 +68,33 @@ class RouteSchedule:
         return dict(self.stages)[name]
 
 
-def problem(model: str, operator: Operator, target: Target, schedule: PlanSchedule) -> Problem:
+def problem(model: str, operator: Operator, target: Target, plan: Plan, schedule: PlanSchedule) -> Problem:
     """The generation-time problem of one route."""
-    return Problem(model, operator.shape, operator.dtypes, operator.options, target, schedule.chunk, schedule.segments)
+    return Problem(
+        model,
+        operator.shape,
+        operator.dtypes,
+        operator.options,
+        target,
+        schedule.chunk,
+        schedule.segments,
+        plan.packed,
+    )
 
 
 def derive_routes(shape: Shape) -> dict[str, Route]:
-    """First routes for a shape: where the state's tiles of all heads cannot fill the GPU, the sequence is split."""
+    """First routes for a shape: where the state's tiles of all heads cannot fill the GPU, the sequence is split.
+
+    Packed sequences have a route of their own: they are walked side by side, which fills the GPU as segments do.
+    """
     few = -(-FEW_BLOCKS // _state_tiles(shape))
-    if shape.heads >= few:
-        return {"all": Route(when="B >= 1", plan="three_stage")}
-    return {
-        "few_heads": Route(when=f"B*heads < {few}", plan="segmented"),
-        "many_heads": Route(when=f"B*heads >= {few}", plan="three_stage"),
-    }
+    routes = {"all": Route(when="B >= 1", plan="three_stage")}
+    if shape.heads < few:
+        routes = {
+            "few_heads": Route(when=f"B*heads < {few}", plan="segmented"),
+            "many_heads": Route(when=f"B*heads >= {few}", plan="three_stage"),
+        }
+    return routes | {"packed": Route(when="B >= 1", plan="packed")}
 
 
 def _state_tiles(shape: Shape) -> int:
@@ -87,7 +106,7 @@ def derive(model: str, operator: Operator, route: str, target: Target) -> RouteS
     """A first schedule for `route` on `target`, from the shape alone."""
     plan = PLANS[operator.routes[route].plan]
     shared = _derive_plan(operator.shape, operator.dtypes, plan, target)
-    this = problem(model, operator, target, shared)
+    this = problem(model, operator, target, plan, shared)
     return RouteSchedule(shared, tuple((stage.name, stage.derive(this)) for stage in plan.stages))
 
 

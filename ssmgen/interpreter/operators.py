@@ -1,10 +1,14 @@
-"""A generated package whose operators run on CPU tensors: every call watched, its results wholly written."""
+"""A generated package whose operators run on CPU tensors: every call watched, its results wholly written.
+
+It puts its own in the place of the package's `forward`, which launches; what the public function does with the results
+is torch's business.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from ssmgen.errors import SanitizerError
@@ -19,14 +23,11 @@ MULTIPROCESSORS = 3
 def watched_package(package: ModuleType, launcher: Launcher) -> ModuleType:
     """`package`, imported for the interpreter, told that CPU tensors are on a GPU of its first target."""
     target = package._arguments.TARGETS[0]
-    vars(package).update(
+    vars(package._forward).update(
         device=lambda _where: (target, MULTIPROCESSORS),
         current_stream=lambda _where: None,
-        launcher=launcher,
     )
-    for name, value in list(vars(package).items()):
-        if isinstance(value, FunctionType) and value.__module__ == package.__name__ and not name.startswith("_"):
-            vars(package)[name] = _watched(value)
+    vars(package).update(forward=_watched(package.forward), launcher=launcher)
     return package
 
 
@@ -35,7 +36,7 @@ def _watched(operator: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         with watch() as memory:
             result = operator(*args, **kwargs)
-            for value in result if isinstance(result, tuple) else (result,):
+            for value in result:
                 _check_written(value, memory, operator.__name__)
             return result
 

@@ -1,6 +1,6 @@
 """Contract of mamba_chunk_scan_combined: axes, dtypes, options; the names are those of mamba_ssm 2.3.2's function.
 
-h_t = exp(A dt'_t) h_{t-1} + dt'_t x_t B_t^T,  y_t = h_t C_t + D x_t  (Dao and Gu 2024, arXiv:2405.21060).
+h_t = exp(A dt'_t) h_{t-1} + dt'_t x_t B_t^T,  y_t = (h_t C_t + D x_t) silu(z_t)  (Dao and Gu 2024, arXiv:2405.21060).
 It holds no kernel and no reference.
 """
 
@@ -14,7 +14,9 @@ from ssmgen.errors import ViolationError
 from ssmgen.ops.base import Closed, Dim, Dtype, Route, RouteName, Size, whole_groups
 
 NAME = "mamba_chunk_scan_combined"
-PLANS = ("three_stage", "segmented")
+PLANS = ("three_stage", "segmented", "packed")
+PACKED_PLANS = ("packed",)
+"""The plans that serve calls with seq_idx or cu_seqlens; the others serve calls without."""
 
 
 class Shape(Closed):
@@ -53,19 +55,20 @@ class Dtypes(Closed):
 
 
 class Options(Closed):
-    """What the kernels are rendered with; an option that is off costs nothing and is refused when passed."""
+    """What the kernels are rendered with; an option that is off costs nothing and is refused when passed.
 
-    D: Literal["none", "per_head"]
-    z: Annotated[Literal["none"], Field(description="kernels with the gate z are not there yet")] = "none"
+    `D` is (H,) or, per_channel, (H, P); `z` multiplies the output by silu(z); `packed` admits seq_idx and cu_seqlens.
+    """
+
+    D: Literal["none", "per_head", "per_channel"]
+    z: Literal["none", "silu"] = "none"
     dt_bias: bool
     dt_softplus: bool
     dt_limit: Literal["none", "runtime"]
     initial_states: Annotated[
         Literal[True], Field(description="every kernel takes initial states, and a call without them passes None")
     ] = True
-    packed: Annotated[
-        Literal[False], Field(description="kernels for packed sequences (seq_idx, cu_seqlens) are not there yet")
-    ] = False
+    packed: bool = False
 
 
 class Operator(Closed):
@@ -87,4 +90,30 @@ class Operator(Closed):
                     next=f"change routes.{name}.plan",
                     key=("routes", name, "plan"),
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _packed_or_not(self) -> Operator:
+        """Every kind of call that the options allow has a route, and no route is without its calls."""
+        for kind, taken in (("packed", self.options.packed), ("unpacked", True)):
+            wanted = [plan for plan in PLANS if (plan in PACKED_PLANS) == (kind == "packed")]
+            routes = {name: route.plan for name, route in self.routes.items() if route.plan in wanted}
+            if bool(routes) == taken:
+                continue
+            found = ", ".join(f"{name}: {route.plan}" for name, route in self.routes.items())
+            if taken:
+                raise ViolationError(
+                    f"routes: none serves {kind} calls",
+                    found=found,
+                    expected=f"one with the plan {' or '.join(wanted)}",
+                    next=f"add such as {kind}: {{when: B >= 1, plan: {wanted[0]}}}",
+                    key=("routes",),
+                )
+            raise ViolationError(
+                "a route for packed calls beside options.packed: false",
+                found=found,
+                expected="no route with the plan " + " or ".join(wanted),
+                next=f"set options.packed to true, or remove routes.{next(iter(routes))}",
+                key=("routes", next(iter(routes))),
+            )
         return self

@@ -42,12 +42,19 @@ class Scalar:
 
 Parameter = Array | Scalar
 
+OFFSETS: tuple[Parameter, ...] = (Array("cu_seqlens", "int32", ("N1",), "caller"), Scalar("has_cu_seqlens", "int32"))
+"""Of packed sequences: where each starts, and at last where the last one ends."""
+BEGIN = Array("begin", "int32", ("B", "padded"), "workspace")
+ENTRY = Array("entry", "int32", ("B", "padded"), "workspace")
+"""By token: where in its chunk its sequence starts, and which sequence's initial state it starts from."""
+
 
 @dataclass(frozen=True)
 class Problem:
     """All that is fixed when a route's kernels are rendered for a target.
 
-    `chunk` is Q, shared by a route's stages; `segments` is 1 where the sequence is not split.
+    `chunk` is Q, shared by a route's stages; `segments` is 1 where the sequence is not split; `packed` where several
+    sequences may lie in a row.
     """
 
     model: str
@@ -57,6 +64,7 @@ class Problem:
     target: Target
     chunk: int
     segments: int
+    packed: bool
 
     @property
     def heads_per_group(self) -> int:
@@ -69,8 +77,12 @@ class Problem:
     @property
     def title(self) -> str:
         """What a generated docstring calls the model: its name and the sizes that are baked in."""
-        s = self.shape
-        return f"{self.model} (H={s.heads}, G={s.groups}, P={s.head_dim}, S={s.state}, {self.dtypes.x})"
+        return title(self.model, self.shape, self.dtypes)
+
+
+def title(model: str, shape: Shape, dtypes: Dtypes) -> str:
+    """What generated docstrings call a model: its name and the sizes that are baked in."""
+    return f"{model} (H={shape.heads}, G={shape.groups}, P={shape.head_dim}, S={shape.state}, {dtypes.x})"
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,12 @@ def dim_tile(head_dim: int, widest: int) -> int:
     """A head-dim tile: one that covers the axis where it can, the widest that wastes nothing where it cannot."""
     whole = power_of_two(head_dim)
     return whole if whole <= widest or head_dim % widest else widest
+
+
+def chunk_states(problem: Problem) -> Array:
+    """States at the start of every chunk; in a row of packed sequences the sequences' initial ones stand behind."""
+    slots = "slots" if problem.packed else "chunks"
+    return Array("chunk_states", problem.dtypes.chunk_state, ("B", "H", slots, "P", "S8"), "workspace")
 
 
 def step_formula(options: Options, limit: str) -> str:

@@ -35,6 +35,8 @@ class Context:
     dt_softplus: bool
     dt_limit: bool
     at_least_zero: bool
+    packed: bool
+    of_sequence: str
 
 
 class Cumsum(base.Stage):
@@ -65,19 +67,31 @@ class Cumsum(base.Stage):
             dt_softplus=o.dt_softplus,
             dt_limit=o.dt_limit != "none",
             at_least_zero=base.at_least_zero(o),
+            packed=problem.packed,
+            of_sequence=" of the same sequence" if problem.packed else "",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
         o = problem.options
         bias = (Array("dt_bias", "float32", ("H",), "caller"),) if o.dt_bias else ()
         limit = (Scalar("dt_min", "float32"), Scalar("dt_max", "float32")) if o.dt_limit != "none" else ()
+        sequences: tuple[Parameter, ...] = ()
+        if problem.packed:
+            sequences = (
+                Array("seq_idx", "int32", ("B", "T"), "caller"),
+                Scalar("has_seq_idx", "int32"),
+                *base.OFFSETS,
+                Scalar("has_initial_states", "int32"),
+            )
         return (
             Array("dt", problem.dtypes.dt, ("B", "T", "H"), "caller"),
             Array("a", "float32", ("H",), "caller"),
             *bias,
             *limit,
+            *sequences,
             Array("delta", "float32", ("B", "H", "padded"), "workspace"),
             Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
+            *((base.BEGIN, base.ENTRY) if problem.packed else ()),
         )
 
     def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:

@@ -51,6 +51,14 @@ class Context:
     c_to_h: str
     h_to_operand: str
     x_to_scaled: str
+    gate: bool
+    d_axes: str
+    at_d: str
+    d_as_row: str
+    packed: bool
+    or_sequence: str
+    slot: str
+    related: str
 
 
 class Output(base.Stage):
@@ -110,10 +118,11 @@ class Output(base.Stage):
     def context(self, schedule: Schedule, problem: Problem) -> Context:
         s, x = problem.shape, problem.dtypes.x
         scaled = base.scaled_dtype(x)
+        by_head = problem.options.D == "per_head"
         return Context(
             title=problem.title,
-            skip_formula=" + D * x_i" if problem.options.D == "per_head" else "",
-            skip=problem.options.D == "per_head",
+            skip_formula=" + D * x_i" if problem.options.D != "none" else "",
+            skip=problem.options.D != "none",
             segmented=problem.segmented,
             segments=problem.segments,
             heads=s.heads,
@@ -138,11 +147,21 @@ class Output(base.Stage):
             c_to_h="" if x == "bfloat16" else f".astype({scaled})",
             h_to_operand=f".astype({scaled})" if f"ct.{problem.dtypes.chunk_state}" != scaled else "",
             x_to_scaled="" if x == "bfloat16" else f".astype({scaled})",
+            gate=problem.options.z != "none",
+            d_axes="H" if by_head else "H, P",
+            at_d="(i_head,), (1,)" if by_head else "(i_head, i_dim), (1, HEAD_DIM_TILE), padding_mode=ZERO",
+            d_as_row="[:, None]" if by_head else "",
+            packed=problem.packed,
+            or_sequence=", or of i's sequence where that starts in it" if problem.packed else "",
+            slot="slot" if problem.packed else "i_chunk",
+            related="causal & (row[None, :] >= start[:, None])" if problem.packed else "causal",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
         d = problem.dtypes
-        skip = (Array("d", "float32", ("H",), "caller"),) if problem.options.D == "per_head" else ()
+        d_axes = {"none": None, "per_head": ("H",), "per_channel": ("H", "P")}[problem.options.D]
+        skip = (Array("d", "float32", d_axes, "caller"),) if d_axes else ()
+        gate = (Array("z", d.x, ("B", "T", "H", "P"), "caller"),) if problem.options.z != "none" else ()
         segments: tuple[Parameter, ...] = ()
         if problem.segmented:
             segments = (
@@ -154,9 +173,11 @@ class Output(base.Stage):
             Array("b", d.x, ("B", "T", "G", "S"), "caller"),
             Array("c", d.x, ("B", "T", "G", "S"), "caller"),
             *skip,
+            *gate,
             Array("delta", "float32", ("B", "H", "padded"), "workspace"),
             Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
-            Array("chunk_states", d.chunk_state, ("B", "H", "chunks", "P", "S8"), "workspace"),
+            *((base.BEGIN, base.ENTRY) if problem.packed else ()),
+            base.chunk_states(problem),
             *segments,
             Array("out", d.x, ("B", "T", "H", "P"), "result"),
         )

@@ -42,6 +42,9 @@ class Context:
     chunk_state_dtype: str
     scaled_dtype: str
     x_to_scaled: str
+    packed: bool
+    i_entry: str
+    h_decayed: str
 
 
 def tiles(schedule: Schedule, problem: Problem) -> tuple[int, int]:
@@ -109,6 +112,9 @@ class State(base.Stage):
             chunk_state_dtype=base.tile_dtype(problem.dtypes.chunk_state),
             scaled_dtype=scaled,
             x_to_scaled="" if problem.dtypes.x == "bfloat16" else f".astype({scaled})",
+            packed=problem.packed,
+            i_entry="i_entry" if problem.packed else "i_batch",
+            h_decayed="h" if problem.packed else "h * ct.exp2(l_last)[:, None]",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
@@ -119,24 +125,28 @@ class State(base.Stage):
             Array("delta", "float32", ("B", "H", "padded"), "workspace"),
             Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
         )
-        chunk_states = Array("chunk_states", d.chunk_state, ("B", "H", "chunks", "P", "S8"), "workspace")
+        chunk_states = base.chunk_states(problem)
         if problem.segmented:
             return (
                 *inputs,
                 chunk_states,
                 Array("segment_states", "float32", ("B", "H", "segments", "P", "S8"), "workspace"),
             )
+        # a state a row, or of packed sequences a state a sequence
+        each = "N" if problem.packed else "B"
         return (
             *inputs,
-            Array("initial_states", "float32", ("B", "H", "P", "S"), "caller"),
+            *((base.BEGIN, *base.OFFSETS) if problem.packed else ()),
+            Array("initial_states", "float32", (each, "H", "P", "S"), "caller"),
             Scalar("has_initial_states", "int32"),
             chunk_states,
-            Array("final_states", "float32", ("B", "H", "P", "S"), "result"),
+            Array("final_states", "float32", (each, "H", "P", "S"), "result"),
         )
 
     def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
         state_tiles, head_dim_tiles = tiles(schedule, problem)
-        rows = f"batch * {problem.shape.heads * state_tiles * head_dim_tiles}"
+        each = "entries" if problem.packed else "batch"
+        rows = f"{each} * {problem.shape.heads * state_tiles * head_dim_tiles}"
         return (rows, str(problem.segments)) if problem.segmented else (rows,)
 
     def cost(self, schedule: Schedule, problem: Problem) -> Cost:

@@ -90,7 +90,7 @@ class Drawn:
         """Its schedules: the derived ones, changed as the fields say wherever the target serves that."""
         plan = PLANS[self.operator.routes[_ROUTE].plan]
         shared = PlanSchedule(self.chunk, self.segments)
-        problem = plans.problem(_NAME, self.operator, target(target_name), shared)
+        problem = plans.problem(_NAME, self.operator, target(target_name), plan, shared)
         stages = tuple((stage.name, self._schedule(stage, problem)) for stage in plan.stages)
         return {(target_name, mamba2.NAME, _ROUTE): Entry(RouteSchedule(shared, stages), "derived")}
 
