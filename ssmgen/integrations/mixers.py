@@ -45,7 +45,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Mixer:
-    """A mixer at its `name` in the model."""
+    """A mixer and its `name` in the model; of a mixer on its own, its class."""
 
     name: str
     module: Any
@@ -65,7 +65,9 @@ class Mixer:
 def find(model: Any) -> list[Mixer]:
     """The mixers of `model`, in order; IntegrationError where there is none that is known."""
     modules = list(model.named_modules())
-    found = [Mixer(name, m) for name, m in modules if (type(m).__module__, type(m).__name__) in _KNOWN]
+    found = [
+        Mixer(name or type(m).__name__, m) for name, m in modules if (type(m).__module__, type(m).__name__) in _KNOWN
+    ]
     if found:
         return found
     # every state-space layer has one, so this names the class that decides

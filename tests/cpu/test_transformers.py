@@ -8,7 +8,6 @@ allows, drawn at random.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import pickle
 import sys
@@ -25,8 +24,7 @@ from ssmgen.errors import IntegrationError  # noqa: E402
 from ssmgen.integrations import mixers, seam  # noqa: E402
 from ssmgen.integrations.transformers import patch, unpatch  # noqa: E402
 from ssmgen.new import new_spec  # noqa: E402
-from ssmgen.reference import mamba_chunk_scan_combined as reference  # noqa: E402
-from ssmgen.reference import tolerance  # noqa: E402
+from tests.scans import checked, exact, operator, rounded  # noqa: E402
 
 SIZES = dict(vocab_size=64, hidden_size=48, bos_token_id=1, eos_token_id=None, pad_token_id=0)
 ATTENTION = dict(num_attention_heads=4, num_key_value_heads=2, intermediate_size=64)
@@ -100,46 +98,6 @@ def kernels(tmp_path_factory: pytest.TempPathFactory):
         return ssmgen.load(folder / f"{spec_name}.yaml", interpret=True)
 
     return load
-
-
-def operator(scan):
-    """`scan(arguments) -> (out, final states)` under the library's way of calling it; as kernels to patch with."""
-
-    def mamba_chunk_scan_combined(*tensors, chunk_size, return_final_states, **more):
-        given = dict(zip(("x", "dt", "A", "B", "C"), tensors, strict=True))
-        given |= {name: value for name, value in more.items() if value is not None}
-        out, state = scan(given)
-        out = out.to(given["x"].dtype)
-        return (out, state.float()) if return_final_states else out
-
-    # what is not named here is not handed over
-    named = "x dt A B C chunk_size D dt_bias initial_states seq_idx dt_softplus dt_limit return_final_states"
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in named.split()]
-    mamba_chunk_scan_combined.__signature__ = inspect.Signature(parameters)
-    return SimpleNamespace(mamba_chunk_scan_combined=mamba_chunk_scan_combined)
-
-
-def exact(arguments):
-    return reference.mamba_chunk_scan_combined(**arguments)
-
-
-def rounded(arguments):
-    """The exact scan, and a draw of the errors that the roundings at these dtypes explain."""
-    honest = tolerance.honest(**arguments)
-    sigmas = honest.out_sigma, honest.state_sigma
-    return tuple(v + s * torch.randn_like(s) for v, s in zip(exact(arguments), sigmas, strict=True))
-
-
-def checked(kernels):
-    """The kernels, each call of theirs held to the table of tolerances."""
-
-    def scan(arguments):
-        result = kernels.mamba_chunk_scan_combined(**arguments, chunk_size=8, return_final_states=True)
-        assert result[1].dtype == torch.float32
-        assert tolerance.excess(result, exact(arguments), tolerance.honest(**arguments)) <= 1
-        return result
-
-    return operator(scan)
 
 
 def prompt(batch: int = 2, tokens: int = TOKENS):
