@@ -10,20 +10,24 @@ import torch
 from ssmgen.reference import mamba_chunk_scan_combined as reference
 from ssmgen.reference import tolerance
 
+TENSORS = ("x", "dt", "A", "B", "C")
+NAMES = (
+    *(*TENSORS, "chunk_size", "D", "dt_bias", "initial_states", "seq_idx"),
+    *("dt_softplus", "dt_limit", "return_final_states"),
+)
+
 
 def operator(scan):
-    """`scan(arguments) -> (out, final states)` as kernels."""
+    """`scan(arguments) -> (out, final states)` as kernels; what a model passes beside `NAMES` is left out."""
 
     def mamba_chunk_scan_combined(*tensors, chunk_size, return_final_states, **more):
-        given = dict(zip(("x", "dt", "A", "B", "C"), tensors, strict=True))
-        given |= {name: value for name, value in more.items() if value is not None}
+        given = dict(zip(TENSORS, tensors, strict=True))
+        given |= {name: value for name, value in more.items() if value is not None and name in NAMES}
         out, state = scan(given)
         out = out.to(given["x"].dtype)
         return (out, state.float()) if return_final_states else out
 
-    # what is not named here is not handed over
-    named = "x dt A B C chunk_size D dt_bias initial_states seq_idx dt_softplus dt_limit return_final_states"
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in named.split()]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in NAMES]
     mamba_chunk_scan_combined.__signature__ = inspect.Signature(parameters)
     return SimpleNamespace(mamba_chunk_scan_combined=mamba_chunk_scan_combined)
 

@@ -83,8 +83,9 @@ def _scan(mixer: Mixer, kernels: Any) -> Scan:
     operator = getattr(kernels, "mamba_chunk_scan_combined", None)
     if operator is None:
         raise IntegrationError(
-            f"{getattr(kernels, '__name__', kernels)}: it has no mamba_chunk_scan_combined",
-            expected="the kernels of a Mamba-2 model",
+            f"{mixer.name}: the kernels have no mamba_chunk_scan_combined",
+            found=getattr(kernels, "__name__", kernels),
+            expected="what ssmgen.load returns for a Mamba-2 model",
             next=_make(mixer.shape),
         )
     names = frozenset(inspect.signature(operator).parameters)
@@ -99,10 +100,10 @@ def _scan(mixer: Mixer, kernels: Any) -> Scan:
         else:
             return scan
     raise IntegrationError(
-        f"{mixer.name}: the kernels of {getattr(kernels, '__name__', kernels)} do not take its arguments",
+        f"{mixer.name}: the kernels do not take its arguments",
         found=refusal,
         expected=f"kernels for {mixer.shape}",
-        next=_make(mixer.shape),
+        next=f"convert or move the model, or make kernels for it: {_make(mixer.shape)}",
     )
 
 
@@ -146,7 +147,7 @@ def _fitting(mixer: Mixer) -> str | Path:
     raise IntegrationError(
         f"{mixer.name}: no spec fits it",
         found=mixer.shape,
-        expected=f"a spec of these sizes in {project.specs} or {shipped.specs}",
+        expected="a spec of these sizes in " + " or ".join(dict.fromkeys(map(str, (project.specs, shipped.specs)))),
         next=_make(mixer.shape),
     )
 
@@ -165,7 +166,4 @@ def _fits(path: Path, shape: Shape) -> bool:
 
 
 def _make(shape: Shape) -> str:
-    return (
-        f"ssmgen new CONFIG.json, with the model's config and {shape.dtype} as its dtype, and ssmgen build; "
-        'then patch(model, "specs/M.yaml")'
-    )
+    return f'ssmgen new CONFIG.json, of dtype {shape.dtype}, ssmgen build M, patch(model, "specs/M.yaml")'
