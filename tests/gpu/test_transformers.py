@@ -7,6 +7,7 @@ installed. The measure of all three is the torch functions in float32, on the sa
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from contextlib import contextmanager
 
@@ -135,6 +136,7 @@ def test_a_layer_is_refused_by_kernels_of_another():
         patch(mixer.float(), load("mamba2_2p7b"))
 
 
+@pytest.mark.skipif("SSMGEN_ARCHIVE" in os.environ, reason="kernels that patch finds itself come from the jit")
 def test_the_kernels_of_a_layer_are_found():
     mixer, _ = layer_of("nemotron_h", LAYERS["nemotron_h"][1])
     with patch(mixer) as patched, torch.no_grad():
