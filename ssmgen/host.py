@@ -5,11 +5,12 @@ Stages say what their kernels take, plans in what order they run; this puts the 
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ssmgen import conditions, plans
+from ssmgen import conditions, plans, render
 from ssmgen.breaking import Item, call
 from ssmgen.lock import Lock
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
@@ -126,6 +127,17 @@ def files(spec: Spec, lock: Lock) -> tuple[tuple[str, str, Any], ...]:
         ),
         ("_library.py", "library.py.jinja", LibraryContext(name, f"ssmgen_{name}_{spec.digest[:8]}")),
     )
+
+
+def dispatcher(spec: Spec, lock: Lock) -> str:
+    """The generated function that chooses a call's route, on the targets that `lock` holds; "" for none."""
+    operator = spec.operators.mamba_chunk_scan_combined
+    locked = [name for name in spec.targets if any(key[0] == name for key in lock)]
+    if operator is None or not locked:
+        return ""
+    text = render.render("forward.py.jinja", _forward(spec.model_copy(update={"targets": locked}), operator, lock))
+    (function,) = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "_route")
+    return ast.get_source_segment(text, function) or ""
 
 
 def _context(name: str, operator: mamba2.Operator) -> Context:

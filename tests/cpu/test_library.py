@@ -104,8 +104,7 @@ def test_through_the_autograd_dispatcher(kernels: ModuleType, packed: bool) -> N
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("batch", [0, 1, 2])
-@pytest.mark.parametrize("tokens", [0, 1, 33])
+@pytest.mark.parametrize(("batch", "tokens"), [(0, 33), (1, 0), (1, 1), (1, 33), (2, 1), (2, 33)])
 def test_schema_and_fake_kernel(kernels: ModuleType, batch: int, tokens: int) -> None:
     given = _arguments(tokens, batch=batch)
     if given["x"].numel():
