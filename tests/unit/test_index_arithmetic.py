@@ -1,0 +1,393 @@
+"""No index that a kernel forms leaves 32 bits: proven from what the generated host refuses, with sympy.
+
+Kernels count in int32: tile indices times tile sizes, gathered indices, items of a persistent grid. Offsets in memory
+are 64-bit products of these and of int32 strides. What bounds them all is that the host allocates no workspace of more
+than 2^31 - 1 elements. Every integer expression of every kernel stands in a table below, with its range in closed form.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sympy as sp
+
+from ssmgen import plans, render, spec
+from ssmgen.ops.base import Route
+from ssmgen.ops.mamba_chunk_scan_combined import Dtypes, Operator, Options, Shape
+from ssmgen.plans import PLANS, RouteSchedule
+from ssmgen.stages.base import Array, Problem, Stage, round_up
+from ssmgen.targets import target
+
+MAX = 2**31 - 1
+# what every backend takes: cuda-tile, the driver and the interpreter
+MAX_GRID = (2**24 - 1, 65535, 65535)
+
+# run-time sizes: rows, chunks of a row, and sequences of all rows together
+B, C, N = sp.symbols("B C N", positive=True, integer=True)
+Range = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A route of a model, and how its sequences are told: by row, or by offsets in a single row."""
+
+    name: str
+    problem: Problem
+    schedule: RouteSchedule
+    offsets: bool
+
+    def __str__(self) -> str:
+        told = "-cu_seqlens" if self.offsets else ""
+        return f"{self.name}-{self.plan.name}{told}"
+
+    @property
+    def plan(self) -> plans.Plan:
+        return next(
+            p for p in PLANS.values() if (p.segmented, p.packed) == (self.problem.segmented, self.problem.packed)
+        )
+
+    @property
+    def rows(self) -> Any:
+        return sp.Integer(1) if self.offsets else B
+
+    @property
+    def sequences(self) -> Any:
+        return N if self.offsets else B
+
+    def axes(self) -> dict[str, Any]:
+        """The lengths of arrays' axes; T is at most what its chunks hold."""
+        s, this = self.problem.shape, self.problem
+        sizes = {"H": s.heads, "G": s.groups, "P": s.head_dim, "S": s.state, "S8": round_up(s.state, 8)}
+        tokens = C * this.chunk
+        slots = C + (N if self.offsets else 1)
+        run_time = {"B": self.rows, "T": tokens, "N": self.sequences, "N1": self.sequences + 1, "chunks": C}
+        return sizes | run_time | {"padded": tokens, "slots": slots, "segments": this.segments}
+
+    def arrays(self) -> Iterator[Array]:
+        parameters = chain.from_iterable(stage.parameters(self.problem) for stage in self.plan.stages)
+        yield from {p.name: p for p in parameters if isinstance(p, Array)}.values()
+
+    def elements(self, array: Array) -> Any:
+        axes = self.axes()
+        return sp.prod([axes[axis] for axis in array.axes])
+
+    def limits(self) -> Iterator[tuple[Any, int]]:
+        """What the host refuses to exceed, in closed form, and the most that it can be: workspaces' elements."""
+        for array in self.arrays():
+            if array.owner == "workspace":
+                divisor = self.problem.chunk if "padded" in array.axes else 1
+                yield self.elements(array), MAX - MAX % divisor
+
+
+SHAPES = {
+    "nemotron_h_8b": Shape(heads=128, groups=8, head_dim=64, state=128),
+    "mamba2_130m": Shape(heads=24, groups=1, head_dim=64, state=128),
+    "odd": Shape(heads=3, groups=1, head_dim=20, state=12),
+    "widest": Shape(heads=65536, groups=1, head_dim=256, state=256),
+    "smallest": Shape(heads=1, groups=1, head_dim=1, state=1),
+}
+
+
+def _cases() -> Iterator[Case]:
+    for name, shape in SHAPES.items():
+        operator = Operator(
+            shape=shape,
+            dtypes=Dtypes(x="bfloat16", dt="float32", chunk_state="bfloat16", state="float32"),
+            options=Options(D="per_channel", z="silu", dt_bias=True, dt_softplus=True, dt_limit="runtime", packed=True),
+            routes={plan: Route(when="B >= 1", plan=plan) for plan in PLANS},
+        )
+        for plan in PLANS.values():
+            # sm_90 takes a chunk in halves, sm_80 keeps its loops
+            for target_name in ("sm_90", "sm_80") if name == "nemotron_h_8b" else ("sm_90",):
+                schedule = plans.derive("m", operator, plan.name, target(target_name))
+                problem = plans.problem("m", operator, target(target_name), plan, schedule.plan)
+                for offsets in (False, True) if plan.packed else (False,):
+                    yield Case(f"{name}-{target_name}", problem, schedule, offsets)
+
+
+CASES = list(_cases())
+
+
+SIZES = {size: sp.Symbol(size.name, nonnegative=True) for size in (B, C, N)}
+CONSTANT = (0,) * len(SIZES)
+
+
+@functools.cache
+def terms(form: Any) -> dict[tuple[int, ...], Any]:
+    """Coefficients of a polynomial in sizes counted from their least, which is 1, by powers."""
+    counted = {size: symbol + 1 for size, symbol in SIZES.items()}
+    return dict(sp.Poly(sp.sympify(form).subs(counted), *SIZES.values()).terms())
+
+
+def at_most(form: Any, case: Case) -> Any:
+    """A proven upper bound of `form` for all run-time sizes that the host does not refuse.
+
+    A polynomial whose coefficients are at most 1/f times another's is at most 1/f times the other, but for what its
+    constant exceeds.
+    """
+    growing = {powers: k for powers, k in terms(form).items() if k > 0 and powers != CONSTANT}
+    constant = terms(form).get(CONSTANT, 0)
+    bounds = [] if growing else [constant]
+    for limit, most in case.limits():
+        theirs = terms(limit)
+        if growing and all(powers in theirs for powers in growing):
+            factor = min(theirs[powers] / k for powers, k in growing.items())
+            bounds.append((most + max(0, factor * constant - theirs[CONSTANT])) / factor)
+    assert bounds, f"nothing that the host refuses bounds {form}"
+    return min(bounds)
+
+
+def cumsum(case: Case) -> dict[str, Range]:
+    q, n = case.problem.chunk, case.sequences
+    own = {"i_chunk * CHUNK": (0, C * q - q), "i_chunk * CHUNK + row": (0, C * q - 1)}
+    of_tile = "i_tile * SEQUENCE_TILE"
+    return own | {
+        "cu_seqlens.shape[0] - 1": (0, n),
+        of_tile: (0, n - 1),
+        f"{of_tile} + ct.arange(SEQUENCE_TILE, dtype=ct.int32)": (0, n + 62),
+        "offset - i_chunk * CHUNK": (-C * q, C * q),
+        "token - 1": (-1, C * q - 2),
+    }
+
+
+def state(case: Case) -> dict[str, Range]:
+    q, segments = case.problem.chunk, case.problem.segments
+    # a segment has no more chunks than the row, and all together less than a chunk each more
+    by_segment = {
+        "i_segment + 1": (1, segments),
+        "i_segment * n_segment": (0, C + segments - 1),
+        "(i_segment + 1) * n_segment": (0, C + segments - 1),
+    }
+    in_chunk = "min(end - i_chunk * CHUNK, CHUNK) - 1"
+    return by_segment | {
+        "i_entry + 1": (1, case.sequences),
+        "n_chunks + i_entry": (1, C + case.sequences - 1),
+        "i_chunk * CHUNK": (0, C * q - q),
+        "end - i_chunk * CHUNK": (1, C * q),
+        in_chunk: (0, q - 1),
+        "i_chunk * CHUNK + last": (0, C * q - 1),
+        "CHUNK - 1": (0, q - 1),
+        "STATE_TILES * HEAD_DIM_TILES": (1, 256 * 256),
+    }
+
+
+def combine(case: Case) -> dict[str, Range]:
+    q, segments = case.problem.chunk, case.problem.segments
+    nth, i_chunk = C + 63, C + segments + 63
+    lanes = "ct.arange(SEGMENTS, dtype=ct.int32)[:, None] * n_segment"
+    return {
+        "STATE_TILES * HEAD_DIM_TILES": (1, 256 * 256),
+        "i_decay * DECAY_TILE": (0, nth),
+        "i_decay * DECAY_TILE + ct.arange(DECAY_TILE, dtype=ct.int32)": (0, nth),
+        lanes: (0, i_chunk),
+        f"{lanes} + nth": (0, i_chunk),
+        # of lanes inside the row: the others may wrap around, and are masked by the chunk's number itself
+        "i_chunk * CHUNK": (0, C * q - q),
+        "i_chunk * CHUNK + CHUNK": (0, C * q),
+        "i_chunk * CHUNK + CHUNK - 1": (0, C * q - 1),
+        "i_chunk * CHUNK - 1": (-1, C * q - 1),
+    }
+
+
+def items(case: Case, rows: int) -> dict[str, Range]:
+    """Of a persistent grid: `rows` tokens of heads that share a block."""
+    s = case.problem.shape
+    tokens = case.problem.chunk * C
+    every = case.rows * tokens / rows
+    row = "n_rows" if case.plan.stages[-1].name == "output" else "n_chunks"
+    return {
+        f"x.shape[0] * {row}": (1, every),
+        f"x.shape[0] * {row} * (HEADS // HEADS_PER_BLOCK)": (1, every * s.heads),
+        "item % (HEADS // HEADS_PER_BLOCK) * HEADS_PER_BLOCK": (0, s.heads - 1),
+        "HEADS_PER_BLOCK * HEAD_DIM_TILES": (1, s.heads * 256),
+        "min(HEADS_PER_BLOCK, x.shape[2]) * HEAD_DIM_TILES": (1, s.heads * 256),
+        "first_head + i_step // HEAD_DIM_TILES": (0, s.heads - 1),
+        # what ends the loop: there are no more blocks than items
+        "item + ct.num_blocks(0)": (0, 2 * every * s.heads - 1),
+    }
+
+
+def output(case: Case) -> dict[str, Range]:
+    rows = case.schedule.stage("output").rows
+    tokens = case.problem.chunk * C
+    return items(case, rows) | {
+        "i_chunk * 2": (0, 2 * C - 2),
+        "i_rows * ROWS": (0, tokens - rows),
+        "i_rows * ROWS - 1": (-1, tokens - rows - 1),
+    }
+
+
+def packed_output(case: Case) -> dict[str, Range]:
+    n = case.sequences
+    return items(case, case.problem.chunk) | {
+        "ct.max(which) + 1": (0, n),
+        "n_chunks + i_entry": (1, C + n - 1),
+    }
+
+
+TABLES: dict[str, Callable[[Case], dict[str, Range]]] = {
+    "cumsum": cumsum,
+    "state": state,
+    "combine": combine,
+    "output": output,
+    "packed_output": packed_output,
+}
+# what no source spells: the last step of a loop
+IMPLICIT = {"item + ct.num_blocks(0)"}
+# values and masks: no index is made of them
+VALUES = """
+    first total next_first next_total step e one_plus rate decay soft raw changes inside valid reached own previous
+    before since_start h end_ y cb cb_before weight pairs l_tile l_m l_before l_last dt_tile dt_before x_tile x_before
+    b_tile c_tile b_scaled x_operand kept skip gate z_tile share entering blank none causal
+"""
+INDICES = """
+    i_chunk i_heads i_batch i_tile i_sequence i_row i_rows i_state i_dim i_head i_group i_entry i_segment i_step
+    i_before i_decay nth row token offset n_tokens n_sequences n_chunks n_segment n_rows n_items n_steps n_met item
+    first_head first_entry end_entry which start end last at_last slot
+"""
+
+
+def _sources(case: Case) -> Iterator[tuple[Stage, ast.Module]]:
+    for stage in case.plan.stages:
+        context = stage.context(case.schedule.stage(stage.name), case.problem)
+        yield stage, ast.parse(render.render(stage.template, context))
+
+
+def _names(node: ast.AST) -> set[str]:
+    """The variables of an expression; an array's shape is none."""
+    if isinstance(node, ast.Attribute) and node.attr == "shape":
+        return set()
+    own = {node.id.rstrip("0123456789")} if isinstance(node, ast.Name) else set()
+    return own.union(*(_names(child) for child in ast.iter_child_nodes(node)))
+
+
+def integers(tree: ast.Module) -> set[str]:
+    """Every sum, difference and product of indices, wherever it stands in a kernel."""
+    found = set()
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        for node in ast.walk(function):
+            if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub | ast.Mult):
+                continue
+            names = {name for name in _names(node) if not name.isupper()} - {"ct", "min", "max"}
+            real = any(isinstance(n, ast.Constant) and isinstance(n.value, float) for n in ast.walk(node))
+            if real or names & set(VALUES.split()) or "LOG2E" in ast.unparse(node):
+                continue
+            assert names <= set(INDICES.split()), f"{sorted(names)} in {ast.unparse(node)}: an index or a value?"
+            found.add(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_integer_of_a_kernel_is_listed_and_fits(case: Case) -> None:
+    for stage, tree in _sources(case):
+        table = TABLES[stage.name](case)
+        used = integers(tree)
+        assert used <= set(table), f"{stage.name}: {sorted(used - set(table))} have no range"
+        for text in used | (IMPLICIT & set(table)):
+            low, high = table[text]
+            assert at_most(high, case) <= MAX, f"{stage.name}: {text}"
+            assert at_most(-low, case) <= MAX + 1, f"{stage.name}: {text}"
+
+
+def test_no_range_is_listed_for_what_no_kernel_has() -> None:
+    used: dict[str, set[str]] = {}
+    for case in CASES:
+        for stage, tree in _sources(case):
+            used.setdefault(stage.name, set()).update(integers(tree))
+    assert set(used) == set(TABLES)
+    for name, table in TABLES.items():
+        case = next(c for c in CASES if name in [stage.name for stage in c.plan.stages])
+        assert set(table(case)) - IMPLICIT <= used[name], name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tile_indices_times_tile_sizes_fit(case: Case) -> None:
+    """A tile that reaches over an array's end still has a 32-bit index; so has a rounding division."""
+    axes = case.axes()
+    for array in case.arrays():
+        for axis in array.axes:
+            # a row's tokens are taken by chunks, whose number times their size `padded` is
+            tile = 1 if axis in ("T", "padded") else 256
+            assert at_most(axes[axis] + tile - 1, case) <= MAX, (array.name, axis)
+    # (T + CHUNK - 1) // CHUNK, and likewise over sequences and chunks
+    assert at_most(axes["T"] + case.problem.chunk - 1, case) <= MAX
+    assert at_most(case.sequences + 63, case) <= MAX
+    assert at_most(C + 63, case) <= MAX
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_offsets_into_what_the_host_allocates_fit(case: Case) -> None:
+    """The last element of a contiguous array is its number of elements less one, and the host counts them."""
+    axes = case.axes()
+    for array in case.arrays():
+        if array.owner == "caller":
+            continue
+        lengths = [axes[axis] for axis in array.axes]
+        strides = [sp.prod(lengths[i + 1 :]) for i in range(len(lengths))]
+        last = sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
+        assert sp.expand(last - (case.elements(array) - 1)) == 0
+        if array.name == "out":
+            # of x's shape, whose elements the host counts too
+            assert array.axes == next(a.axes for a in case.arrays() if a.name == "x")
+        else:
+            assert at_most(last, case) <= MAX, array.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_callers_array_is_addressed_by_its_own_strides(case: Case) -> None:
+    """Lengths and strides are int32, but their products are unsigned 64-bit: these hold the last offset of any view."""
+    for array in case.arrays():
+        if array.owner == "caller":
+            indices = sp.symbols(f"i:{len(array.axes)}")
+            # a row's elements stand side by side
+            strides = (*sp.symbols(f"s:{len(array.axes) - 1}"), sp.Integer(1))
+            last = sum(index * stride for index, stride in zip(indices, strides, strict=True))
+            largest = last.subs(dict.fromkeys(indices, MAX - 1)).subs(dict.fromkeys(strides[:-1], MAX))
+            assert largest < 2**64, array.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_grids_are_what_every_backend_takes(case: Case) -> None:
+    """Of models whose state has elements enough to bound the batch; of others a grid may grow until it is refused."""
+    sizes = {"n_chunks": C, "batch": case.rows, "entries": case.sequences, "n_sms": case.problem.target.sms}
+    for stage in case.plan.stages:
+        grid = stage.grid(case.schedule.stage(stage.name), case.problem)
+        for text, most in zip(grid, MAX_GRID, strict=False):
+            # a persistent grid is no larger than the GPU
+            size = eval(text, {"min": lambda _, resident: resident} | sizes)
+            assert at_most(size, case) <= (most if bounded(case.problem.shape) else MAX), (stage.name, text)
+
+
+SPECS = [p for p in (Path(__file__).parents[2] / "specs").glob("*.yaml") if not p.name.endswith(".lock.yaml")]
+
+
+def bounded(shape: Shape) -> bool:
+    """Whether the host refuses what the hardware would: a batch of 65536 rows, one of each grid's axes."""
+    return shape.heads * shape.head_dim * round_up(shape.state, 8) >= 2**31 // 65536
+
+
+@pytest.mark.parametrize("path", sorted(SPECS), ids=lambda p: p.stem)
+def test_committed_models_have_states_enough(path: Path) -> None:
+    operator = spec.load(path).operators.mamba_chunk_scan_combined
+    assert operator is None or bounded(operator.shape)
+
+
+def test_the_proof_sees_what_does_not_fit() -> None:
+    case = next(c for c in CASES if c.name == "smallest-sm_90" and c.plan.name == "three_stage")
+    q = case.problem.chunk
+    assert at_most(C * q - 1, case) <= MAX
+    assert at_most(C * q + 2 * q, case) > MAX
+    assert at_most(2 * C * q, case) > MAX
+    with pytest.raises(AssertionError, match="nothing that the host refuses bounds"):
+        at_most(C**2, case)
+    found = integers(ast.parse("def f():\n    return ct.load(x, (i_chunk * CHUNK + row, 0)) * (y - x.shape[0])"))
+    assert found == {"i_chunk * CHUNK", "i_chunk * CHUNK + row"}
+    with pytest.raises(AssertionError, match="an index or a value"):
+        integers(ast.parse("def f():\n    return i_new + 1"))
