@@ -35,7 +35,6 @@ class Context:
     heads_per_group: int
     heads_per_block: int
     chunk: int
-    keep_loop: bool
     state_tile: int
     head_dim_tile: int
     head_dim_tiles: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -181,3 +182,46 @@ def test_the_state_error_is_of_the_worst_head():
     actual = expected.clone()
     actual[0, 1, 0, 0] = 0.0
     assert state_error(actual, expected) == pytest.approx(math.sqrt(0.5))
+
+
+def test_a_gate_by_hand():
+    given = dict(x=one(3.0), dt=torch.ones(1, 1, 1), A=torch.tensor([-1.0]), B=one(2.0), C=one(5.0))
+    # h = 6, y = 30 + 10 * 3; silu(0) = 0, silu(ln 3) = ln 3 * 3/4
+    for z, expected in ((0.0, 0.0), (math.log(3.0), 60 * math.log(3.0) * 0.75)):
+        out, _ = mamba_chunk_scan_combined(**given, D=torch.tensor([[10.0]]), z=one(z))
+        torch.testing.assert_close(out, one(expected))
+
+
+def test_d_by_channel_is_d_by_head_where_it_is_the_same():
+    given = problem()
+    expected, _ = mamba_chunk_scan_combined(**given)
+    given["D"] = given["D"][:, None].expand(-1, 3)
+    assert torch.equal(mamba_chunk_scan_combined(**given)[0], expected)
+
+
+def test_packed_sequences_are_their_own_problems():
+    given = problem(batch=1)
+    offsets = (0, 5, 5, 36)
+    states = torch.randn(3, 6, 3, 5, dtype=torch.float64)
+    packed = given | {"initial_states": states, "cu_seqlens": torch.tensor(offsets)}
+    out, final = mamba_chunk_scan_combined(**packed)
+    for n, (start, stop) in enumerate(((0, 5), (5, 5), (5, 36))):
+        own = {name: t[:, start:stop] if name in ("x", "dt", "B", "C") else t for name, t in given.items()}
+        expected, expected_state = mamba_chunk_scan_combined(**own | {"initial_states": states[n : n + 1]})
+        assert torch.equal(out[:, start:stop], expected)
+        assert torch.equal(final[n : n + 1], expected_state)
+    assert not out[:, 36:].any()
+
+
+def test_seq_idx_starts_from_nothing_where_it_changes():
+    given = problem(tokens=9)
+    # each row changes where it likes, back to an earlier number too
+    seq_idx = torch.tensor([[4, 4, 4, 0, 0, 4, 4, 4, 4], [1, 2, 2, 2, 2, 2, 2, 2, 2]])
+    out, final = mamba_chunk_scan_combined(**given, seq_idx=seq_idx)
+    for row, cuts in enumerate(((0, 3, 5, 9), (0, 1, 9))):
+        for n, (start, stop) in enumerate(itertools.pairwise(cuts)):
+            own = {k: t[row : row + 1, start:stop] if k in ("x", "dt", "B", "C") else t for k, t in given.items()}
+            own["initial_states"] = given["initial_states"][row : row + 1] * (n == 0)
+            expected, state = mamba_chunk_scan_combined(**own)
+            torch.testing.assert_close(out[row : row + 1, start:stop], expected)
+        torch.testing.assert_close(final[row : row + 1], state)

@@ -121,3 +121,62 @@ def test_beyond_the_range_of_the_dtype_infinity_is_right():
     out = honest.out.half()
     out[0, 0, 1, 0] = math.inf
     assert tolerance.out_excess(out, expected, honest.out_sigma) == math.inf
+
+
+def packed(dtype, **sizes):
+    """Two rows become one of five sequences, one of them empty, with a gate from shut to open and D by channel."""
+    arguments = draw(dtype, **sizes)
+    generator = torch.Generator().manual_seed(1)
+    for name in ("x", "dt", "B", "C"):
+        arguments[name] = arguments[name].flatten(0, 1)[None]
+    x = arguments["x"]
+    arguments["D"] = torch.randn(x.shape[2:], generator=generator)
+    arguments["z"] = (3 * torch.randn(x.shape, generator=generator)).to(dtype)
+    arguments["initial_states"] = torch.randn(5, *x.shape[2:], arguments["B"].shape[3], generator=generator)
+    arguments["cu_seqlens"] = torch.tensor([0, 70, 70, 133, 140, x.shape[1]])
+    return arguments
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_deviations_of_packed_gated_rows(dtype):
+    arguments = packed(dtype)
+    expected, expected_state = reference.mamba_chunk_scan_combined(**arguments)
+    honest = tolerance.honest(**arguments)
+    assert 0.5 < rms(honest.out - expected) / rms(honest.out_sigma) < 1.05
+    other = tolerance.honest(**arguments, chunk=32)
+    assert tolerance.excess((other.out, other.state), (expected, expected_state), honest) <= 0.8
+    # of an empty sequence nothing is rounded
+    assert not honest.state_sigma[1].any()
+    for n in (0, 2, 3, 4):
+        assert 0.5 < rms((honest.state - expected_state)[n]) / rms(honest.state_sigma[n]) < 1.1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wrong", ["gate", "skip", "state", "cut", "joined"])
+def test_a_missing_term_of_packed_gated_rows_is_far_beyond_the_limit(dtype, wrong):
+    arguments = packed(dtype)
+    expected, _ = reference.mamba_chunk_scan_combined(**arguments)
+    sigma = tolerance.honest(**arguments).out_sigma
+    change = {
+        "gate": {"z": arguments["z"].roll(1, 2)},
+        "skip": {"D": arguments["D"].mean(1)},
+        "state": {"initial_states": arguments["initial_states"].roll(1, 0)},
+        "cut": {"cu_seqlens": torch.tensor([0, 71, 71, 133, 140, 300])},
+        "joined": {"cu_seqlens": torch.tensor([0, 70, 133, 133, 140, 300])},
+    }[wrong]
+    mutant, _ = reference.mamba_chunk_scan_combined(**(arguments | change))
+    assert tolerance.out_excess(mutant, expected, sigma) > 10
+
+
+def test_seq_idx_is_sequences_from_nothing():
+    arguments = packed(torch.bfloat16)
+    offsets = arguments["cu_seqlens"]
+    del arguments["initial_states"]
+    by_offsets = tolerance.honest(**arguments)
+    del arguments["cu_seqlens"]
+    seq_idx = torch.arange(5).repeat_interleave(offsets.diff())[None]
+    by_index = tolerance.honest(**arguments, seq_idx=seq_idx)
+    for name in ("out", "out_sigma"):
+        assert torch.equal(getattr(by_offsets, name), getattr(by_index, name))
+    for name in ("state", "state_sigma"):
+        assert torch.equal(getattr(by_offsets, name)[-1:], getattr(by_index, name))
