@@ -206,7 +206,6 @@ def items(case: Case, rows: int) -> dict[str, Range]:
         f"x.shape[0] * {row}": (1, every),
         f"x.shape[0] * {row} * (HEADS // HEADS_PER_BLOCK)": (1, every * s.heads),
         "item % (HEADS // HEADS_PER_BLOCK) * HEADS_PER_BLOCK": (0, s.heads - 1),
-        "HEADS_PER_BLOCK * HEAD_DIM_TILES": (1, s.heads * 256),
         "min(HEADS_PER_BLOCK, x.shape[2]) * HEAD_DIM_TILES": (1, s.heads * 256),
         "first_head + i_step // HEAD_DIM_TILES": (0, s.heads - 1),
         # what ends the loop: there are no more blocks than items
@@ -218,6 +217,7 @@ def output(case: Case) -> dict[str, Range]:
     rows = case.schedule.stage("output").rows
     tokens = case.problem.chunk * C
     return items(case, rows) | {
+        "HEADS_PER_BLOCK * HEAD_DIM_TILES": (1, case.problem.shape.heads * 256),
         "i_chunk * 2": (0, 2 * C - 2),
         "i_rows * ROWS": (0, tokens - rows),
         "i_rows * ROWS - 1": (-1, tokens - rows - 1),
