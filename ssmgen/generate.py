@@ -14,12 +14,13 @@ from typing import Any
 
 from ssmgen import host, plans, render
 from ssmgen.errors import ScheduleError, SpecError
-from ssmgen.fileset import MARK, UNSEALED, FileSet, is_ours, seal
+from ssmgen.fileset import MARK, FileSet, is_ours
 from ssmgen.lock import Lock, derive
 from ssmgen.naming import KernelId
 from ssmgen.ops import gated_delta_rule_packed_decode as gdn
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.paths import REPORT
+from ssmgen.runtime.seal import UNSEALED, seal
 from ssmgen.spec import Spec
 from ssmgen.stages.base import Parameter
 from ssmgen.targets import target

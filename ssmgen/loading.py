@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from ssmgen.errors import LaunchError, UsageError
-from ssmgen.standin import import_package
+from ssmgen.runtime.standin import import_package
 
 if TYPE_CHECKING:
     from ssmgen.interpreter.launching import Promises
@@ -60,11 +60,10 @@ def load(
     if archive is None:
         _need_compiler()
         return import_package(directory, label, None)
-    from ssmgen.archive import Archive
-    from ssmgen.driver import driver
-    from ssmgen.launch import Launcher
+    from ssmgen.runtime import driver, serving
+    from ssmgen.runtime.archive import Archive
 
-    return import_package(directory, label, Launcher(directory, Archive(Path(archive)), driver()).tile())
+    return serving.open_package(directory, label, Archive(Path(archive)), driver.driver())
 
 
 def package_directory(model: str | Path) -> Path:

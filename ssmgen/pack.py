@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ssmgen import cache
-from ssmgen.archive import INDEX, SCHEMA
 from ssmgen.errors import OutputError
+from ssmgen.runtime.archive import INDEX, SCHEMA
 
 SUFFIX = ".tar.xz"
 _ANOTHER = "give another path with -o"

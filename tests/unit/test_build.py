@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from ssmgen import build, cache, compiler, lock, pack, spec, workers
-from ssmgen.archive import Archive
 from ssmgen.build import Job, Settings
 from ssmgen.cache import Cache
 from ssmgen.compiler import CUDA_TILE, TOOLKIT, CompilerInfo
 from ssmgen.errors import CompilerError, OutputError
 from ssmgen.lock import Entry, Lock
 from ssmgen.plans import RouteSchedule
+from ssmgen.runtime.archive import Archive
 from tests.conftest import MODEL, SPEC
 
 # a line of a kernel tells this worker what to do with it

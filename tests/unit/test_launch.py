@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from fake_cuda import CUresult, FakeCuda, FakeTensor, promise, write_archive, write_package
 
-from ssmgen.archive import Archive, Promise
-from ssmgen.driver import MAX_GRID, Driver
 from ssmgen.errors import LaunchError
-from ssmgen.launch import Launcher
-from ssmgen.standin import import_package
+from ssmgen.runtime.archive import Archive, Promise
+from ssmgen.runtime.driver import MAX_GRID, Driver
+from ssmgen.runtime.launch import Launcher
+from ssmgen.runtime.standin import import_package
 
 GENERAL_X = promise(4)
 ALIGNED_X = GENERAL_X | {"base_divisible_by": 16, "stride_divisible_by": [8, 8, 8, 1]}
@@ -114,7 +114,7 @@ def test_a_last_stride_of_2_is_refused_by_name(setup):
         "argument x of tiny/sm_90/operator/route/stage breaks what the general variant was compiled for\n"
         "  found:    strides (307200, 1024, 128, 2)\n"
         "  expected: 1 on axis 3\n"
-        "  next:     pass x.contiguous()"
+        "  next:     pass x.clone(memory_format=torch.contiguous_format)"
     )
 
 

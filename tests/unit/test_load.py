@@ -16,11 +16,11 @@ from fake_cuda import FakeCuda, FakeTensor, promise, write_archive, write_packag
 
 import ssmgen
 from ssmgen import loading
-from ssmgen.archive import Archive
-from ssmgen.driver import Driver
 from ssmgen.errors import LaunchError, UsageError
-from ssmgen.launch import Kernel, Launcher
-from ssmgen.standin import Inert, import_package
+from ssmgen.runtime.archive import Archive
+from ssmgen.runtime.driver import Driver
+from ssmgen.runtime.launch import Kernel, Launcher
+from ssmgen.runtime.standin import Inert, import_package
 
 PARAMETERS = [{"name": "x", "dtype": "float32", "ndim": 1, "promises": {"aligned": promise(1), "general": promise(1)}}]
 X = FakeTensor((4,), (1,), "torch.float32")
@@ -30,7 +30,7 @@ X = FakeTensor((4,), (1,), "torch.float32")
 def driver(monkeypatch):
     """ssmgen.load as on a host with torch and a GPU."""
     cuda = FakeCuda(sizes=[8, 4, 4])
-    monkeypatch.setattr("ssmgen.driver.driver", lambda: Driver(cuda))
+    monkeypatch.setattr("ssmgen.runtime.driver.driver", lambda: Driver(cuda))
     monkeypatch.setattr(loading, "need", lambda module, install: None)
     return cuda
 
@@ -77,10 +77,10 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from fake_cuda import FakeCuda
-from ssmgen.archive import Archive
-from ssmgen.driver import Driver
-from ssmgen.launch import Launcher
-from ssmgen.standin import import_package
+from ssmgen.runtime.archive import Archive
+from ssmgen.runtime.driver import Driver
+from ssmgen.runtime.launch import Launcher
+from ssmgen.runtime.standin import import_package
 import ssmgen.loading, ssmgen.paths
 absent = "cuda.tile", "jinja2", "pydantic", "ruamel", "rich", "sympy", "typer"
 assert not any(name in sys.modules for name in absent)

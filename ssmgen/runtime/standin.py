@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ssmgen.errors import LaunchError
+from .errors import LaunchError
 
 TILE = "cuda.tile"
 _numbers = itertools.count()
