@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmgen import host, plans, render
+from ssmgen import host, plans, render, signatures
 from ssmgen.errors import ScheduleError, SpecError
 from ssmgen.fileset import MARK, FileSet, is_ours
 from ssmgen.lock import Lock, derive
@@ -122,7 +122,13 @@ def _manifest(spec: Spec, made: Sequence[Kernel], files: Mapping[str, str]) -> s
     operator = spec.operators.mamba_chunk_scan_combined
     routes = operator.routes if operator else {}
     table = [
-        {"id": k.id.format(), "plan": routes[k.id.route].plan, "when": routes[k.id.route].when}
+        {
+            "id": k.id.format(),
+            "plan": routes[k.id.route].plan,
+            "when": routes[k.id.route].when,
+            # what it takes to compile the file as it lies there
+            "parameters": [signatures.as_text(parameter) for parameter in k.parameters],
+        }
         for k in sorted(made, key=lambda k: k.id.format())
     ]
     content = {
@@ -132,6 +138,7 @@ def _manifest(spec: Spec, made: Sequence[Kernel], files: Mapping[str, str]) -> s
         "model": model,
         "schema": 1,
         "seal": UNSEALED,
+        "shapes": {mamba2.NAME: operator.shape.model_dump()} if operator else {},
     }
     return seal(json.dumps(content, indent=2) + "\n")
 

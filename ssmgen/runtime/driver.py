@@ -50,25 +50,42 @@ class Driver:
         self._lock = threading.Lock()
         self._ok = cu.CUresult.CUDA_SUCCESS
 
+    def targets(self) -> tuple[str, ...]:
+        """The targets of this machine's GPUs, sorted; no context is made. LaunchError where there is no CUDA driver."""
+        cu = self._cu
+        try:
+            self._call("cuInit", cu.cuInit(0))
+        except RuntimeError as e:
+            # cuda-bindings finds no libcuda
+            raise LaunchError("no CUDA driver is installed here", found=e, next="run where there is a GPU") from None
+        count = self._call("cuDeviceGetCount", cu.cuDeviceGetCount())
+        return tuple(sorted({self._target(self._get(ordinal)) for ordinal in range(count)}))
+
     def device(self, ordinal: int) -> Device:
         """The device; its primary context is retained for the life of the process, as torch does."""
         found = self._devices.get(ordinal)
         if found is None:
             cu = self._cu
             self._call("cuInit", cu.cuInit(0))
-            device = self._call("cuDeviceGet", cu.cuDeviceGet(ordinal))
-            attribute = cu.CUdevice_attribute
-            major, minor = (
-                self._call("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, device))
-                for which in (
-                    attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                    attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-                )
-            )
+            device = self._get(ordinal)
             context = self._call("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(device))
-            found = Device(ordinal, context, int(context), f"sm_{major}{minor}")
+            found = Device(ordinal, context, int(context), self._target(device))
             found = self._devices.setdefault(ordinal, found)
         return found
+
+    def _get(self, ordinal: int) -> Any:
+        return self._call("cuDeviceGet", self._cu.cuDeviceGet(ordinal))
+
+    def _target(self, device: Any) -> str:
+        cu, attribute = self._cu, self._cu.CUdevice_attribute
+        major, minor = (
+            self._call("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, device))
+            for which in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        return f"sm_{major}{minor}"
 
     def load(self, device: Device, cubin: bytes, key: str, symbol: str) -> Any:
         """A launchable handle of `symbol` in `cubin`, ready on `device`; `key` names the cubin's content.

@@ -1,6 +1,6 @@
 """Tests that need a CUDA GPU: without one they are skipped, and pytest's summary counts them.
 
-SSMGEN_ARCHIVE names an archive of cubins to launch; without it the committed packages are compiled by the jit.
+SSMGEN_ARCHIVE names an archive of cubins to launch; without it the committed packages are compiled here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def models() -> list[str]:
 
 @cache
 def load(model: str):
-    """The model's package: from the cubins if there is an archive, else through the jit."""
+    """The model's package: from the cubins if there is an archive, else compiled here."""
     import ssmgen
     from ssmgen.paths import project
 

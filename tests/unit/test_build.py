@@ -136,7 +136,7 @@ def test_the_key_is_of_all_that_a_cubin_depends_on() -> None:
         build.key(job, newer),
     ]
     assert len(set(keys)) == len(keys)
-    assert build.key(replace(job, schedule="said otherwise"), COMPILER) == keys[0]
+    assert build.key(replace(job, mend="said otherwise"), COMPILER) == keys[0]
     assert build.key(edited(job, "import cuda.tile", "\n# why\nimport cuda.tile"), COMPILER) == keys[0]
 
 

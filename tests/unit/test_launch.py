@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from fake_cuda import CUresult, FakeCuda, FakeTensor, promise, write_archive, write_package
+from fake_cuda import CUresult, FakeCuda, FakeTensor, import_plainly, promise, write_archive, write_package
 
 from ssmgen.errors import LaunchError
 from ssmgen.runtime.archive import Archive, Promise
@@ -259,7 +259,7 @@ def parameter_sizes(cubin):
 
 def test_the_compiler_expects_these_arguments(tmp_path):
     ct, compilation = pytest.importorskip("cuda.tile"), pytest.importorskip("cuda.tile.compilation")
-    kernel = import_package(write_package(tmp_path), "jit_tiny", None).route_stage.stage
+    kernel = import_plainly(write_package(tmp_path)).route_stage.stage
     common = {"index_dtype": ct.int32, "stride_lower_bound_incl": 0, "alias_groups": (), "may_alias_internally": False}
     x, rate = (compilation.ArrayConstraint(d, n, **common) for d, n in ((ct.bfloat16, 4), (ct.float32, 1)))
     scalars = [compilation.ScalarConstraint(d) for d in (ct.int32, ct.float32)]

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_cuda import FakeCuda, FakeTensor, promise, write_archive, write_package
+from fake_cuda import FakeCuda, FakeTensor, import_plainly, promise, write_archive, write_package
 
 import ssmgen
 from ssmgen import loading
@@ -64,7 +64,7 @@ def test_the_real_cuda_tile_stays_what_it_was(tmp_path, driver):
     import cuda.tile as ct
 
     assert ct is real
-    own = ssmgen.load(write_package(tmp_path), backend="jit")
+    own = import_plainly(write_package(tmp_path))
     assert own.ct is real
     assert type(own.route_stage.stage) is real.kernel
     assert package.route_stage.stage is not own.route_stage.stage
@@ -175,19 +175,6 @@ def test_names_and_specs_find_the_package(tmp_path, monkeypatch):
 def test_options_that_do_not_fit_are_refused(options):
     with pytest.raises(UsageError):
         ssmgen.load("tiny", **options)
-
-
-def test_a_missing_compiler_is_said_before_the_first_launch(tmp_path, monkeypatch):
-    compile_ = pytest.importorskip("cuda.tile._compile")
-
-    def absent():
-        raise FileNotFoundError("'tileiras' compiler not found")
-
-    monkeypatch.setattr(loading, "need", lambda module, install: None)
-    monkeypatch.setattr(compile_, "_find_compiler_bin", absent)
-    with pytest.raises(LaunchError, match="tileiras") as caught:
-        ssmgen.load(write_package(tmp_path))
-    assert "ssmgen[compile,gpu]" in str(caught.value)
 
 
 def test_a_missing_module_is_named():
