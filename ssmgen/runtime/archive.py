@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -217,6 +216,8 @@ class Archive:
 
 def _read_tar(path: Path) -> dict[str, bytes]:
     """The members by bare file name: one folder deep or none; nothing is unpacked to disk."""
+    import tarfile
+
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:*") as tar:

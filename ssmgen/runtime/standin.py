@@ -97,7 +97,9 @@ def _import(
 
 
 def _new_name(label: str) -> str:
-    return f"_ssmgen_{label}_{next(_numbers)}"
+    names = (f"_ssmgen_{label}_{number}" for number in _numbers)
+    # a bundle has a copy of this module, which counts for itself
+    return next(name for name in names if name not in sys.modules)
 
 
 def _builtins(tile: ModuleType, own: Mapping[str, Any] | None) -> dict[str, Any]:
