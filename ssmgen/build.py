@@ -162,7 +162,7 @@ def compile_jobs(jobs: Sequence[Job], compiler: CompilerInfo, settings: Settings
 
 def _compile(todo: dict[str, Job], compiler: CompilerInfo, settings: Settings) -> Iterator[tuple[str, bytes, float]]:
     # longest first: an output kernel begun last would be waited for alone
-    order = sorted(todo, key=lambda k: (todo[k].kernel.id.stage != "output", -len(todo[k].kernel.text)))
+    order = sorted(todo, key=lambda k: (not todo[k].kernel.id.stage.endswith("output"), -len(todo[k].kernel.text)))
     requests = [(k, _request(todo[k], compiler)) for k in order]
     with Pool(min(settings.jobs or os.cpu_count() or 1, len(todo)), settings.timeout) as pool:
         for k, outcome in pool.run(requests):

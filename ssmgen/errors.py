@@ -10,6 +10,7 @@
     ├── OutputError            a folder that cannot be written
     ├── CompilerError          the cuTile compiler is missing, mismatched, or refuses a kernel
     ├── LaunchError            generated kernels cannot run here, or an argument breaks their contract
+    ├── IntegrationError       a model of another library that the kernels cannot serve
     ├── Interrupted            Ctrl-C
     ├── InterpreterError       a kernel asks for what the interpreter does not know
     └── SanitizerError         a kernel breaks a rule of cuTile, named by `rule`
@@ -85,6 +86,10 @@ class OutputError(SsmgenError):
 
 class CompilerError(SsmgenError):
     """The cuTile compiler is missing, mismatched, or refuses a kernel."""
+
+
+class IntegrationError(SsmgenError):
+    """A model of another library that the kernels cannot serve, or a patched one used as it must not be."""
 
 
 class Interrupted(SsmgenError):  # noqa: N818 - not an error of anybody's

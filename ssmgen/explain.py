@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ssmgen import conditions, plans
+from ssmgen import conditions, host, plans
 from ssmgen import lock as locks
 from ssmgen.errors import ScheduleError
 from ssmgen.lock import Entry, Lock
@@ -34,7 +34,7 @@ STATES = ("initial_states", "final_states")
 
 @dataclass(frozen=True)
 class Count:
-    """A closed form in B and T, and its value at each shape the route serves."""
+    """A closed form in B and T, and its value at each shape the route serves; of packed rows, with a sequence each."""
 
     formula: str
     at: dict[str, int]
@@ -95,13 +95,18 @@ class TargetReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole spec; `served` maps `B=1, T=8192` to the route that is taken, or to None."""
+    """A whole spec; `served` maps `B=1, T=8192` to the route that a call takes, or to None; `packed` a packed call's.
+
+    `dispatcher` is the generated function that decides so, of the targets that the spec names.
+    """
 
     model: str
     source: str
     operator: str
     shape: dict[str, int]
     served: dict[str, str | None]
+    packed: dict[str, str | None]
+    dispatcher: str
     targets: tuple[TargetReport, ...]
     note: str | None
 
@@ -113,15 +118,17 @@ def explain(spec: Spec, lock: Lock, shapes: Sequence[tuple[int, int]] = SHAPES) 
         decode = spec.operators.gated_delta_rule_packed_decode
         shape = decode.shape.model_dump() if decode else {}
         note = "the spec is valid and kept; kernels for this operator are not generated yet"
-        return Report(spec.model.name, spec.model.source, gdn.NAME, shape, {}, (), note)
+        return Report(spec.model.name, spec.model.source, gdn.NAME, shape, {}, {}, "", (), note)
     asked = sorted({(b, t) for b in MAP_BATCHES for t in MAP_TOKENS} | set(shapes))
-    served = {(b, t): _route(operator, b, t) for b, t in asked}
+    served = {at: _routes(operator, *at) for at in asked}
     return Report(
         model=spec.model.name,
         source=spec.model.source,
         operator=mamba2.NAME,
         shape=operator.shape.model_dump(),
-        served={_point(shape): route for shape, route in served.items()},
+        served={_point(shape): route for shape, (route, _) in served.items()},
+        packed={_point(shape): route for shape, (_, route) in served.items()} if operator.options.packed else {},
+        dispatcher=host.dispatcher(spec, lock),
         targets=tuple(_target(spec, operator, lock, name, {s: served[s] for s in shapes}) for name in TARGETS),
         note=None,
     )
@@ -136,13 +143,18 @@ def _point(shape: tuple[int, int]) -> str:
     return f"B={shape[0]}, T={shape[1]}"
 
 
-def _route(operator: mamba2.Operator, b: int, t: int) -> str | None:
+def _routes(operator: mamba2.Operator, b: int, t: int) -> tuple[str | None, str | None]:
+    """The route of a call without packed sequences, and of one with."""
     values = {"B": b, "T": t, **operator.shape.model_dump()}
-    return next((name for name, route in operator.routes.items() if conditions.evaluate(route.when, values)), None)
+    taken: dict[bool, str] = {}
+    for name, route in operator.routes.items():
+        if conditions.evaluate(route.when, values):
+            taken.setdefault(PLANS[route.plan].packed, name)
+    return taken.get(False), taken.get(True)
 
 
 def _target(
-    spec: Spec, operator: mamba2.Operator, lock: Lock, name: str, served: dict[tuple[int, int], str | None]
+    spec: Spec, operator: mamba2.Operator, lock: Lock, name: str, served: dict[tuple[int, int], tuple[str | None, ...]]
 ) -> TargetReport:
     locked = any(key[0] == name for key in lock)
     entries, refused = lock, None
@@ -153,7 +165,7 @@ def _target(
             entries, refused = {}, str(e)
     routes = []
     for route in operator.routes:
-        shapes = [shape for shape, chosen in served.items() if chosen == route]
+        shapes = [shape for shape, chosen in served.items() if route in chosen]
         entry = entries.get((name, mamba2.NAME, route))
         if entry is None:
             schedule = plans.derive(spec.model.name, operator, route, target(name))
@@ -245,6 +257,8 @@ def _sizes(arrays: Sequence[Array], this: Problem) -> Expr:
     axes = {"B": b, "T": t, "segments": this.segments, "chunks": chunks, "padded": this.chunk * chunks} | sizes
     # rows of a workspace are whole 16 bytes
     axes |= {f"{name}8": base.round_up(size, 8) for name, size in sizes.items()}
+    # of packed rows that hold one sequence each
+    axes |= {"N": b, "N1": 2, "slots": chunks + 1}
     return sympy.Add(*(base.ITEM_BYTES[a.dtype] * sympy.prod([axes[axis] for axis in a.axes]) for a in arrays))
 
 

@@ -24,7 +24,13 @@ def view(report: Report) -> Group:
     parts: list[RenderableType] = [Text(f"{report.model} ({report.source}): {report.operator}", "bold"), Text(sizes)]
     if report.note:
         return Group(*parts, Text(report.note))
-    parts += [Text(), _served(report), Text(), Text(LEGEND.rstrip())]
+    parts += [Text(), _served(report.served, "Route of a call: the first that serves it")]
+    if report.packed:
+        parts += [
+            Text(),
+            _served(report.packed, "Route with seq_idx or cu_seqlens"),
+        ]
+    parts += [Text(), Text("As generated:"), Text(report.dispatcher), Text(), Text(LEGEND.rstrip())]
     for target in report.targets:
         if target.locked:
             for route in target.routes:
@@ -42,14 +48,12 @@ def _table(*columns: str, title: str | None = None) -> Table:
     return table
 
 
-def _served(report: Report) -> Table:
-    batches = sorted({_sizes(point)[0] for point in report.served})
-    tokens = sorted({_sizes(point)[1] for point in report.served})
-    table = _table(
-        "", *(f"T={t}" for t in tokens), title="The route that a call takes: the first whose condition holds"
-    )
+def _served(served: dict[str, str | None], title: str) -> Table:
+    batches = sorted({_sizes(point)[0] for point in served})
+    tokens = sorted({_sizes(point)[1] for point in served})
+    table = _table("", *(f"T={t}" for t in tokens), title=title)
     for b in batches:
-        cells = [(f"B={b}, T={t}" in report.served, report.served.get(f"B={b}, T={t}")) for t in tokens]
+        cells = [(f"B={b}, T={t}" in served, served.get(f"B={b}, T={t}")) for t in tokens]
         table.add_row(f"B={b}", *((route or "none: refused") if known else "" for known, route in cells))
     return table
 

@@ -5,10 +5,13 @@ Stages say what their kernels take, plans in what order they run; this puts the 
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ssmgen import conditions, plans
+from ssmgen import conditions, plans, render
+from ssmgen.breaking import Item, call
 from ssmgen.lock import Lock
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.plans import PLANS, Plan, RouteSchedule
@@ -16,13 +19,10 @@ from ssmgen.spec import Spec
 from ssmgen.stages.base import Array, Problem, Stage, round_up, step_formula, title
 from ssmgen.targets import target
 
-LINE = 120
 # kernel parameter -> host expression, where they differ
 _ARGUMENTS = {"a": "A", "b": "B", "c": "C", "d": "D"}
 # the optional tensors of the function, in its order
 _OPTIONAL = ("D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens")
-_SIZES = {"none": (), "per_head": ("heads",), "per_channel": ("heads", "head_dim")}
-_SKIP = {"none": "", "per_head": " + D x_t", "per_channel": " + D x_t"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class RouteText:
     when: str
     condition: str
     function: str
+    definition: str
     stages: str
     chunk: int
     packed: bool
@@ -60,9 +61,9 @@ class Context:
     dt_formula: str
     vectors: str
     checked: str
-    final: str
     left_out: str
-    arguments: str
+    call: str
+    fake: str
     entries: str
     optional_schema: str
 
@@ -81,7 +82,8 @@ class ForwardContext:
     gate: bool
     each_entry: str
     imports: str
-    arguments: str
+    definition: str
+    call: str
     vector_rows: tuple[tuple[str, str], ...]
     pass_packed: str
     take_packed: str
@@ -103,7 +105,7 @@ class LibraryContext:
     """Free names of library.py.jinja: torch.library operators."""
 
     title: str
-    namespace: str
+    own_namespace: str
 
 
 def files(spec: Spec, lock: Lock) -> tuple[tuple[str, str, Any], ...]:
@@ -115,26 +117,34 @@ def files(spec: Spec, lock: Lock) -> tuple[tuple[str, str, Any], ...]:
     if operator is None:
         raise ValueError(f"{spec.model.name} has no {mamba2.NAME}")
     name = spec.model.name
-    targets = ", ".join(f'"{target_name}"' for target_name in spec.targets)
     return (
         ("__init__.py", "host.py.jinja", _context(name, operator)),
         ("_forward.py", "forward.py.jinja", _forward(spec, operator, lock)),
         (
             "_arguments.py",
             "arguments.py.jinja",
-            ArgumentsContext(name, f"({targets})" if len(spec.targets) > 1 else f"({targets},)", _packed(operator)),
+            ArgumentsContext(name, _tuple(f'"{target_name}"' for target_name in spec.targets), operator.options.packed),
         ),
         ("_library.py", "library.py.jinja", LibraryContext(name, f"ssmgen_{name}_{spec.digest[:8]}")),
     )
 
 
+def dispatcher(spec: Spec, lock: Lock) -> str:
+    """The generated function that chooses a call's route, on the targets that `lock` holds; "" for none."""
+    operator = spec.operators.mamba_chunk_scan_combined
+    locked = [name for name in spec.targets if any(key[0] == name for key in lock)]
+    if operator is None or not locked:
+        return ""
+    text = render.render("forward.py.jinja", _forward(spec.model_copy(update={"targets": locked}), operator, lock))
+    (function,) = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "_route")
+    return ast.get_source_segment(text, function) or ""
+
+
 def _context(name: str, operator: mamba2.Operator) -> Context:
-    shape, options, packed = operator.shape, operator.options, _packed(operator)
-    own = _optional(operator)
-    out = f"(h_t C_t{_SKIP[options.D]})" if options.z != "none" and options.D != "none" else f"h_t C_t{_SKIP[options.D]}"
-    sizes = {"D": _SIZES[options.D], "dt_bias": ("heads",)}
-    vectors = [f"{n} ({', '.join(str(getattr(shape, size)) for size in sizes[n])}" for n in own if n in sizes]
+    shape, options, packed = operator.shape, operator.options, operator.options.packed
+    own, given = _optional(operator), _given(operator)
     left_out = [n for n in _OPTIONAL if n not in own] + ([] if packed else ["state_dtype"])
+    y = f"h_t C_t{' + D x_t' if options.D != 'none' else ''}"
     return Context(
         title=title(name, shape, operator.dtypes),
         heads=shape.heads,
@@ -146,25 +156,26 @@ def _context(name: str, operator: mamba2.Operator) -> Context:
         packed=packed,
         dt_softplus=options.dt_softplus,
         dt_limit=options.dt_limit != "none",
-        out_formula=f"y_t = {out}" + (" silu(z_t)" if options.z != "none" else ""),
+        out_formula=f"y_t = ({y}) silu(z_t)" if options.z != "none" else f"y_t = {y}",
         dt_formula=step_formula(options, "*dt_limit"),
-        vectors="".join(f"; {v},)" if ", " not in v else f"; {v})" for v in vectors)
+        vectors="".join(
+            f"; {vector} {_tuple(str(getattr(shape, axis)) for axis in axes)}"
+            for vector, axes in _vectors(operator).items()
+        )
         + ("; z like x" if options.z != "none" else ""),
         checked="A, seq_idx and cu_seqlens" if packed else "A",
-        final="batch",
         left_out=", ".join(f"{n}={n}" for n in left_out),
-        arguments=_arguments(operator),
+        call=call("out, states = (_operator if traced else forward)(", [*given, "validate"], indent=4),
+        fake=call("def _fake(", [*given, "validate"], "):"),
         entries="x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1" if packed else "x.shape[0]",
         optional_schema="".join(f"Tensor? {n}, " for n in own),
     )
 
 
 def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContext:
-    shape, options, packed = operator.shape, operator.options, _packed(operator)
+    shape, options, packed = operator.shape, operator.options, operator.options.packed
+    given = _given(operator)
     used = ["check_decay", "current_stream", "device", "rows", "workspace"]
-    used += ["check_sequences", "integers"] if packed else []
-    sizes = {"D": _SIZES[options.D], "dt_bias": ("heads",)}
-    vectors = {n: ", ".join(size.upper() for size in sizes[n]) for n in _optional(operator) if n in sizes}
     return ForwardContext(
         heads=shape.heads,
         groups=shape.groups,
@@ -175,9 +186,10 @@ def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContex
         packed=packed,
         gate=options.z != "none",
         each_entry="row, or with cu_seqlens of every sequence" if packed else "row",
-        imports=", ".join(sorted(used)),
-        arguments=_arguments(operator),
-        vector_rows=tuple((n, f"({s})" if "," in s else f"({s},)") for n, s in vectors.items()),
+        imports=", ".join(sorted([*used, *(("check_sequences", "integers") if packed else ())])),
+        definition=call("def forward(", [*given, "validate"], "):"),
+        call=call("route(", ["n_sms", *given, "out", "final_states"], indent=4),
+        vector_rows=tuple((n, _tuple(axis.upper() for axis in axes)) for n, axes in _vectors(operator).items()),
         pass_packed=", seq_idx is not None or cu_seqlens is not None" if packed else "",
         take_packed=", packed" if packed else "",
         shapes="batch = {batch}, tokens = {tokens}" + (", packed = {packed}" if packed else ""),
@@ -189,19 +201,28 @@ def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContex
     )
 
 
-def _packed(operator: mamba2.Operator) -> bool:
-    return operator.options.packed
-
-
 def _optional(operator: mamba2.Operator) -> list[str]:
-    """The optional arguments that the model's kernels take, in the function's order."""
+    """The optional tensors that the model's kernels take, in the function's order."""
     o = operator.options
     taken = {"D": o.D != "none", "z": o.z != "none", "dt_bias": o.dt_bias, "initial_states": o.initial_states}
     return [name for name in _OPTIONAL if taken.get(name, o.packed)]
 
 
-def _arguments(operator: mamba2.Operator) -> str:
-    return ", ".join(["x", "dt", "A", "B", "C", *_optional(operator)])
+def _vectors(operator: mamba2.Operator) -> dict[str, tuple[str, ...]]:
+    """D and dt_bias, where the kernels take them, with the names of their axes."""
+    axes = {"D": ("heads", "head_dim") if operator.options.D == "per_channel" else ("heads",), "dt_bias": ("heads",)}
+    return {name: axes[name] for name in _optional(operator) if name in axes}
+
+
+def _tuple(items: Iterable[str]) -> str:
+    """Python's text of a tuple."""
+    items = tuple(items)
+    return f"({', '.join(items)})" if len(items) > 1 else f"({items[0]},)"
+
+
+def _given(operator: mamba2.Operator) -> list[str]:
+    """What `forward` is given of a call, but for `validate`."""
+    return ["x", "dt", "A", "B", "C", *_optional(operator), "dt_min", "dt_max"]
 
 
 def _route(spec: Spec, target_name: str, route: str, schedule: RouteSchedule) -> RouteText:
@@ -225,6 +246,7 @@ def _route(spec: Spec, target_name: str, route: str, schedule: RouteSchedule) ->
         when=("seq_idx or cu_seqlens given and " if plan.packed else "") + entry.when,
         condition=_condition(conditions.python(entry.when, names), operator, plan),
         function=f"_{prefix}route",
+        definition=call(f"def _{prefix}route(", ["n_sms", *_given(operator), "out", "final_states"], "):"),
         stages=" -> ".join(stage.name for stage in plan.stages),
         chunk=problem.chunk,
         packed=plan.packed,
@@ -236,7 +258,7 @@ def _route(spec: Spec, target_name: str, route: str, schedule: RouteSchedule) ->
 
 def _condition(when: str, operator: mamba2.Operator, plan: Plan) -> str:
     """The route's own condition, after whether sequences are packed where a model knows both."""
-    if not _packed(operator):
+    if not operator.options.packed:
         return when
     return f"{'packed' if plan.packed else 'not packed'} and {f'({when})' if ' or ' in when else when}"
 
@@ -264,16 +286,8 @@ def _workspaces(stages: tuple[Stage, ...], problem: Problem) -> tuple[tuple[str,
 
 
 def _launch(stage: Stage, schedule: RouteSchedule, problem: Problem, prefix: str) -> str:
-    grid = ", ".join(stage.grid(schedule.stage(stage.name), problem))
-    grid = f"({grid},)" if "," not in grid or grid.startswith("min") else f"({grid})"
-    arguments = ", ".join(_ARGUMENTS.get(p.name, p.name) for p in stage.parameters(problem))
+    grid = stage.grid(schedule.stage(stage.name), problem)
+    arguments = tuple(_ARGUMENTS.get(p.name, p.name) for p in stage.parameters(problem))
     kernel = f"{prefix}{stage.name}.{stage.name}"
-    line = f"ct.launch(stream, {grid}, {kernel}, ({arguments}))"
-    if len(line) + 4 <= LINE:
-        return line
-    # as ruff format breaks it
-    one = f"stream, {grid}, {kernel}, ({arguments})"
-    if len(one) + 8 <= LINE:
-        return f"ct.launch(\n        {one}\n    )"
-    parts = ["stream", grid, kernel, f"({arguments})"]
-    return "ct.launch(\n" + "".join(f"        {part},\n" for part in parts) + "    )"
+    items: list[Item] = ["stream", grid if len(grid) > 1 else f"({grid[0]},)", kernel, arguments]
+    return call("ct.launch(", items, indent=4)

@@ -85,8 +85,8 @@ def _mamba2(mixer: Mamba2Mixer, x: tuple[str, str]) -> list[str]:
         f"    # x: {origin}",
         f"    dtypes: {{x: {dtype}, dt: float32, chunk_state: {chunk_state}, state: float32}}",
         *(f"    # {remark}" for remark in mixer.remarks),
-        "    options: {D: per_head, z: none, dt_bias: true, dt_softplus: true, dt_limit: runtime,",
-        "              initial_states: true, packed: false}",
+        f"    options: {{D: {mixer.skip}, z: {mixer.gate}, dt_bias: true, dt_softplus: true, dt_limit: runtime,",
+        "              initial_states: true, packed: true}",
         "    routes:",
         *_routes(mixer),
     ]

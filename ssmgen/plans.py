@@ -43,7 +43,7 @@ PLANS = {
     for plan in (
         Plan("three_stage", (STAGES["cumsum"], STAGES["state"], STAGES["output"]), False),
         Plan("segmented", (STAGES["cumsum"], STAGES["state"], STAGES["combine"], STAGES["output"]), True),
-        Plan("packed", (STAGES["cumsum"], STAGES["state"], STAGES["output"]), False),
+        Plan("packed", (STAGES["cumsum"], STAGES["state"], STAGES["packed_output"]), False),
     )
 }
 
@@ -114,6 +114,9 @@ def _derive_plan(shape: Shape, dtypes: Dtypes, plan: Plan, target: Target) -> Pl
     if plan.segmented:
         segments = base.power_of_two(-(-FULL_GPU // (shape.heads * _state_tiles(shape))))
         return PlanSchedule(64, max(2, min(segments, DERIVED_SEGMENTS)))
+    if plan.packed:
+        # its output has one block of rows a chunk, and beyond 64 they spill: measured on an H200
+        return PlanSchedule(64)
     # a longer chunk means fewer states to write and read, which is most of the traffic: measured on an H200, and so far
     # only there. Its tiles must fit, and a head dim that is no power of two already wastes part of every product
     wide = dtypes.x != "bfloat16" or shape.head_dim & (shape.head_dim - 1)

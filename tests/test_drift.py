@@ -86,7 +86,7 @@ def test_missing_whole_model(generated: Project) -> None:
     _mended(generated)
 
 
-@pytest.mark.parametrize("path", [STATE, f"generated/{MODEL}/__init__.py", f"generated/{MODEL}/MANIFEST.json"])
+@pytest.mark.parametrize("path", [STATE, f"generated/{MODEL}/_forward.py", f"generated/{MODEL}/MANIFEST.json"])
 def test_edited(generated: Project, path: str) -> None:
     file = generated.root / path
     text = file.read_text()

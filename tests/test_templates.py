@@ -24,15 +24,22 @@ from ssmgen.targets import target
 from tests.test_golden import CASES, GOLDEN
 
 CONTEXTS = {stage.template: sys.modules[type(stage).__module__].Context for stage in STAGES.values()}
-CONTEXTS |= {"host.py.jinja": host.Context, "arguments.py.jinja": host.ArgumentsContext}
+CONTEXTS |= {
+    "host.py.jinja": host.Context,
+    "forward.py.jinja": host.ForwardContext,
+    "arguments.py.jinja": host.ArgumentsContext,
+    "library.py.jinja": host.LibraryContext,
+}
 
 SHAPES = ((128, 8, 64, 128), (112, 8, 80, 128), (24, 1, 64, 128), (1, 1, 16, 16), (28, 2, 80, 256), (50, 50, 40, 100))
 OPTIONS = (
     {"D": "per_head", "dt_bias": True, "dt_softplus": True, "dt_limit": "runtime"},
     {"D": "none", "dt_bias": False, "dt_softplus": False, "dt_limit": "none"},
-    {"D": "none", "dt_bias": True, "dt_softplus": False, "dt_limit": "runtime"},
+    {"D": "none", "dt_bias": True, "dt_softplus": False, "dt_limit": "runtime", "packed": True},
+    {"D": "per_channel", "z": "silu", "dt_bias": True, "dt_softplus": True, "dt_limit": "runtime", "packed": True},
 )
 SPLITS = ((64, 1, 64), (64, 2, 64), (64, 4, 16), (64, 8, 64), (128, 1, 64), (128, 2, 32), (256, 16, 64))
+PACKED = ((32, 1, 32), (64, 1, 64), (128, 1, 128))
 
 
 @pytest.mark.parametrize("template", CONTEXTS)
@@ -87,7 +94,10 @@ def _sweep() -> Iterator[tuple[Spec, lock.Lock]]:
     cases = itertools.product(enumerate(SHAPES), enumerate(dtypes))
     for number, ((i, (heads, groups, head_dim, state)), (j, (x, chunk_state))) in enumerate(cases):
         options = OPTIONS[(i + j) % len(OPTIONS)]
-        routes = {f"r{i}": Route(when="B*T > 0", plan=_plan(split[1])) for i, split in enumerate(SPLITS)}
+        splits = {f"r{i}": ("segmented" if split[1] > 1 else "three_stage", *split) for i, split in enumerate(SPLITS)}
+        if "packed" in options:
+            splits |= {f"packed_{i}": ("packed", *split) for i, split in enumerate(PACKED)}
+        routes = {name: Route(when="B*T > 0", plan=plan) for name, (plan, *_) in splits.items()}
         operator = mamba2.Operator(
             shape=mamba2.Shape(heads=heads, groups=groups, head_dim=head_dim, state=state),
             dtypes=mamba2.Dtypes(x=x, dt="float32" if number % 2 else x, chunk_state=chunk_state, state="float32"),
@@ -100,22 +110,18 @@ def _sweep() -> Iterator[tuple[Spec, lock.Lock]]:
             value,
             {
                 ("sm_90", mamba2.NAME, route): Entry(schedule, "derived")
-                for route, split in zip(routes, SPLITS, strict=True)
-                if (schedule := _schedule(operator, split))
+                for route, split in splits.items()
+                if (schedule := _schedule(operator, *split))
             },
         )
 
 
-def _plan(segments: int) -> str:
-    return "segmented" if segments > 1 else "three_stage"
-
-
-def _schedule(operator: mamba2.Operator, split: tuple[int, int, int]) -> RouteSchedule | None:
-    chunk, segments, rows = split
-    plan = PLANS[_plan(segments)]
-    problem = plans.problem("m", operator, target("sm_90"), PlanSchedule(chunk, segments))
+def _schedule(operator: mamba2.Operator, name: str, chunk: int, segments: int, rows: int) -> RouteSchedule | None:
+    plan = PLANS[name]
+    problem = plans.problem("m", operator, target("sm_90"), plan, PlanSchedule(chunk, segments))
     schedules = {stage.name: stage.derive(problem) for stage in plan.stages}
-    schedules["output"] = dataclasses.replace(schedules["output"], rows=rows)
+    if "output" in schedules:
+        schedules["output"] = dataclasses.replace(schedules["output"], rows=rows)
     schedule = RouteSchedule(PlanSchedule(chunk, segments), tuple(schedules.items()))
     return None if plans.why_not(schedule, plan, problem) else schedule
 

@@ -25,8 +25,6 @@ def read(config: Fields) -> Reading:
     layer = None if ssm is None else ssm.text("layer")
     if ssm is None or layer != "Mamba2":
         raise _refusal(config, ssm, layer)
-    if ssm.boolean("D_has_hdim", False):
-        raise ssm.error("D_has_hdim", "D per head and channel", expected="false: one D per head", mend=ANOTHER_MODEL)
     factor, width = ssm.integer("expand", 2), config.integer("d_model")
     whole = derived(factor.value * width.value, f"{factor.origin} * d_model", width, factor)
     size = ssm.integer("d_ssm") if ssm.given("d_ssm") else whole
@@ -39,6 +37,9 @@ def read(config: Fields) -> Reading:
         head_dim=head_dim,
         state=ssm.integer("d_state", 128),
         remarks=dt.limit_remarks(ssm, "dt_limit"),
+        skip="per_channel" if ssm.boolean("D_has_hdim", False) else "per_head",
+        # without its norm the layer leaves the gate to the scan
+        gate="none" if ssm.boolean("rmsnorm", True) else "silu",
     )
     return Reading(mixer, layers.all_but(config, "attn_layer_idx", "n_layer"))
 

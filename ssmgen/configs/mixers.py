@@ -24,13 +24,15 @@ S = TypeVar("S", bound=Closed)
 
 @dataclass(frozen=True)
 class Mamba2Mixer:
-    """H, G, P and S of a Mamba-2 mixer; `remarks` on dt and the state cache that the spec shall carry."""
+    """H, G, P and S of a Mamba-2 mixer, its options D (`skip`) and z (`gate`); `remarks` that the spec shall carry."""
 
     heads: Number
     groups: Number
     head_dim: Number
     state: Number
     remarks: tuple[str, ...] = ()
+    skip: Literal["per_head", "per_channel"] = "per_head"
+    gate: Literal["none", "silu"] = "none"
 
     operator = mamba2.NAME
     title = "Mamba-2"

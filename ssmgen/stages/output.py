@@ -52,13 +52,7 @@ class Context:
     h_to_operand: str
     x_to_scaled: str
     gate: bool
-    d_axes: str
-    at_d: str
-    d_as_row: str
-    packed: bool
-    or_sequence: str
-    slot: str
-    related: str
+    skip_by_channel: bool
 
 
 class Output(base.Stage):
@@ -118,7 +112,6 @@ class Output(base.Stage):
     def context(self, schedule: Schedule, problem: Problem) -> Context:
         s, x = problem.shape, problem.dtypes.x
         scaled = base.scaled_dtype(x)
-        by_head = problem.options.D == "per_head"
         return Context(
             title=problem.title,
             skip_formula=" + D * x_i" if problem.options.D != "none" else "",
@@ -148,13 +141,7 @@ class Output(base.Stage):
             h_to_operand=f".astype({scaled})" if f"ct.{problem.dtypes.chunk_state}" != scaled else "",
             x_to_scaled="" if x == "bfloat16" else f".astype({scaled})",
             gate=problem.options.z != "none",
-            d_axes="H" if by_head else "H, P",
-            at_d="(i_head,), (1,)" if by_head else "(i_head, i_dim), (1, HEAD_DIM_TILE), padding_mode=ZERO",
-            d_as_row="[:, None]" if by_head else "",
-            packed=problem.packed,
-            or_sequence=", or of i's sequence where that starts in it" if problem.packed else "",
-            slot="slot" if problem.packed else "i_chunk",
-            related="causal & (row[None, :] >= start[:, None])" if problem.packed else "causal",
+            skip_by_channel=problem.options.D == "per_channel",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
@@ -176,7 +163,6 @@ class Output(base.Stage):
             *gate,
             Array("delta", "float32", ("B", "H", "padded"), "workspace"),
             Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
-            *((base.BEGIN, base.ENTRY) if problem.packed else ()),
             base.chunk_states(problem),
             *segments,
             Array("out", d.x, ("B", "T", "H", "P"), "result"),

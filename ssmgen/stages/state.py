@@ -44,7 +44,7 @@ class Context:
     x_to_scaled: str
     packed: bool
     i_entry: str
-    h_decayed: str
+    kept: str
 
 
 def tiles(schedule: Schedule, problem: Problem) -> tuple[int, int]:
@@ -114,7 +114,7 @@ class State(base.Stage):
             x_to_scaled="" if problem.dtypes.x == "bfloat16" else f".astype({scaled})",
             packed=problem.packed,
             i_entry="i_entry" if problem.packed else "i_batch",
-            h_decayed="h" if problem.packed else "h * ct.exp2(l_last)[:, None]",
+            kept="kept" if problem.packed else "ct.exp2(l_last)",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:

@@ -34,6 +34,7 @@ ACCEPTED: dict[str, tuple[str, tuple[int, ...], int | None, int | None, tuple[st
     "lara_mini": ("lara_mini", (8, 16, 128, 128), 14, 34, NO_DTYPE),
     "mamba2_130m_saved": ("mamba2", (24, 1, 64, 128), 24, 24, ("float32", "dtype")),
     "native_2p7b": ("mamba_ssm", (80, 1, 64, 128), 64, 64, NO_DTYPE),
+    "native_gated": ("mamba_ssm", (24, 1, 64, 128), 24, 24, NO_DTYPE),
     "native_hybrid": ("mamba_ssm", (48, 2, 32, 64), 4, 6, NO_DTYPE),
     "nemotron_3_ultra": ("nemotron_h", (256, 8, 64, 128), 3, 8, ("float16", "dtype")),
     "nemotron_h_8b": ("nemotron_h", (128, 8, 64, 128), 24, 52, NO_DTYPE),

@@ -34,6 +34,7 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
         return {
             "short": Route(when="B*T <= 4096", plan="segmented"),
             "longest": Route(when="B*T > 4096", plan="three_stage"),
+            "packed": Route(when="B >= 1", plan="packed"),
         }
 
     monkeypatch.setitem(sys.modules, "ssmgen.plans", SimpleNamespace(derive_routes=derive_routes))  # type: ignore[arg-type]
@@ -84,10 +85,11 @@ operators:
     # dt_limit: transformers takes (time_step_min, inf) = (0.001, inf) here, vLLM (0, inf)
     # mamba_ssm_cache_dtype = 'bfloat16' is the decode cache's: final states of this operator are float32
     options: {D: per_head, z: none, dt_bias: true, dt_softplus: true, dt_limit: runtime,
-              initial_states: true, packed: false}
+              initial_states: true, packed: true}
     routes:
       short:   {when: "B*T <= 4096", plan: segmented}
       longest: {when: "B*T > 4096", plan: three_stage}
+      packed:  {when: "B >= 1", plan: packed}
 targets: [sm_90, sm_100]
 """
 
@@ -146,7 +148,7 @@ def test_loads_back_as_the_config_s_shape(tmp_path: Path, routes: list[Shape], c
     if "mamba_chunk_scan_combined" in operators:
         # routes are those of one GPU's share
         assert routes[-1] == operators["mamba_chunk_scan_combined"].shape
-        assert list(operator.routes) == ["short", "longest"]
+        assert list(operator.routes) == ["short", "longest", "packed"]
 
 
 @pytest.mark.parametrize(
@@ -177,8 +179,11 @@ def test_options(tmp_path: Path) -> None:
         "dt_softplus": True,
         "dt_limit": "runtime",
         "initial_states": True,
-        "packed": False,
+        "packed": True,
     }
+    gated = loaded(tmp_path, *make(fixture("native_gated"))).operators.mamba_chunk_scan_combined
+    assert gated is not None
+    assert (gated.options.D, gated.options.z) == ("per_channel", "silu")
     olmo = loaded(tmp_path, *make(fixture("olmo_hybrid_7b"))).operators.gated_delta_rule_packed_decode
     assert olmo is not None
     assert olmo.options.model_dump() == {"qk_l2norm": True, "beta_scale": 2}

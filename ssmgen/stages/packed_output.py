@@ -1,0 +1,107 @@
+"""packed_output: every token's output where several sequences may lie in a row, from the states of `state`.
+
+One block of rows a chunk: the masks take the registers that a second one would need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ssmgen.stages import base, output
+from ssmgen.stages.base import Cost, Parameter, Problem
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A work item is a chunk of `heads_per_block` heads; `latency` is cuTile's load hint."""
+
+    heads_per_block: int
+    head_dim_tile: int
+    occupancy: int
+    latency: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """Free names of packed_output.py.jinja."""
+
+    title: str
+    skip_formula: str
+    skip: bool
+    skip_by_channel: bool
+    gate: bool
+    heads: int
+    heads_per_group: int
+    heads_per_block: int
+    chunk: int
+    keep_loop: bool
+    state_tile: int
+    head_dim_tile: int
+    head_dim_tiles: int
+    occupancy: int
+    latency: int
+    x_dtype: str
+    scaled_dtype: str
+    to_cb: str
+    c_to_h: str
+    h_to_operand: str
+    x_to_scaled: str
+
+
+class PackedOutput(base.Stage):
+    name = "packed_output"
+    template = "mamba2/packed_output.py.jinja"
+    schedule = Schedule
+
+    def derive(self, problem: Problem) -> Schedule:
+        whole: output.Schedule = output.STAGE.derive(problem)
+        first = Schedule(whole.heads_per_block, whole.head_dim_tile, whole.occupancy, whole.latency)
+        served: Schedule = base.first_served(self, problem, _smaller(first))
+        return served
+
+    def why_not(self, schedule: Schedule, problem: Problem) -> str | None:
+        return output.STAGE.why_not(_whole(schedule, problem), problem)
+
+    def context(self, schedule: Schedule, problem: Problem) -> Context:
+        whole = output.STAGE.context(_whole(schedule, problem), problem)
+        return Context(**{name: getattr(whole, name) for name in Context.__dataclass_fields__})
+
+    def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
+        *inputs, out = output.STAGE.parameters(problem)
+        states = base.chunk_states(problem)
+        inputs.remove(states)
+        return (*inputs, base.BEGIN, base.ENTRY, states, out)
+
+    def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
+        return output.STAGE.grid(_whole(schedule, problem), problem)
+
+    def cost(self, schedule: Schedule, problem: Problem) -> Cost:
+        import sympy
+
+        b, t = sympy.symbols("B T", positive=True, integer=True)
+        cost = output.STAGE.cost(_whole(schedule, problem), problem)
+        tokens = problem.chunk * sympy.ceiling(t / problem.chunk)
+        return replace(cost, bytes=cost.bytes + 8 * b * tokens)
+
+
+def _whole(schedule: Schedule, problem: Problem) -> output.Schedule:
+    """The schedule of `output` with a chunk's rows in one block, which asks as much of the target."""
+    return output.Schedule(
+        rows=problem.chunk,
+        heads_per_block=schedule.heads_per_block,
+        head_dim_tile=schedule.head_dim_tile,
+        occupancy=schedule.occupancy,
+        latency=schedule.latency,
+    )
+
+
+def _smaller(first: Schedule) -> Iterator[Schedule]:
+    """From the first wish down to what every target serves."""
+    dim = first.head_dim_tile
+    while dim >= min(16, first.head_dim_tile):
+        yield replace(first, head_dim_tile=dim)
+        dim //= 2
+
+
+STAGE = PackedOutput()

@@ -1,0 +1,210 @@
+"""The operators as torch sees them: compiled whole, exported, refused with gradients, one beside another."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ssmgen import generate, lock, spec  # noqa: E402
+from ssmgen.loading import interpreted  # noqa: E402
+
+SPEC = """\
+schema: 1
+model: {{name: {name}, source: table}}
+operators:
+  mamba_chunk_scan_combined:
+    shape: {{heads: 4, groups: 2, head_dim: 16, state: 16}}
+    dtypes: {{x: float32, dt: float32, chunk_state: float32, state: float32}}
+    options: {{D: per_head, z: {z}, dt_bias: true, dt_softplus: true, dt_limit: runtime, packed: true}}
+    routes:
+      all: {{when: "B >= 1", plan: three_stage}}
+      packed: {{when: "B >= 1", plan: packed}}
+targets: [sm_90]
+"""
+
+
+def _spec(name: str, z: str = "none") -> spec.Spec:
+    return spec.loads(SPEC.format(name=name, z=z), Path(f"{name}.yaml"))
+
+
+def _interpreted(name: str, z: str = "none") -> ModuleType:
+    value = _spec(name, z)
+    return interpreted(value, lock.derive(value, value.targets))
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    return _interpreted("small")
+
+
+def _arguments(tokens: int, *, packed: bool = False, batch: int = 1) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(tokens)
+
+    def normal(*size: int) -> Any:
+        return torch.randn(*size, generator=generator)
+
+    given = dict(
+        x=normal(batch, tokens, 4, 16),
+        dt=normal(batch, tokens, 4),
+        A=-torch.rand(4, generator=generator),
+        B=normal(batch, tokens, 2, 16),
+        C=normal(batch, tokens, 2, 16),
+        D=normal(4),
+        dt_bias=normal(4),
+    )
+    if packed:
+        given["cu_seqlens"] = torch.tensor([0, tokens // 3, tokens], dtype=torch.int32)
+    return given
+
+
+def _call(kernels: ModuleType, **given: Any) -> Any:
+    more = dict(return_varlen_states=True, state_dtype=torch.bfloat16) if "cu_seqlens" in given else {}
+    # something on either side, so that the operator stands inside a graph
+    given["x"] = given["x"] * 2.0
+    out, *states = kernels.mamba_chunk_scan_combined(
+        **given, chunk_size=64, dt_softplus=True, return_final_states=True, **more
+    )
+    return out + 1.0, *states
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiled_whole_and_for_every_length(kernels: ModuleType, packed: bool) -> None:
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda **given: _call(kernels, **given), fullgraph=True, backend=backend, dynamic=True)
+    for tokens in (40, 41, 97):
+        given = _arguments(tokens, packed=packed)
+        for actual, expected in zip(compiled(**given), _call(kernels, **given), strict=True):
+            assert actual.dtype == expected.dtype
+            assert torch.equal(actual, expected)
+    assert len(graphs) == 1, "a new length was compiled anew"
+    assert kernels._operator in {node.target for node in graphs[0].graph.nodes}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_through_the_autograd_dispatcher(kernels: ModuleType, packed: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda **given: _call(kernels, **given), fullgraph=True, backend="aot_eager")
+    given = _arguments(50, packed=packed)
+    for actual, expected in zip(compiled(**given), _call(kernels, **given), strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(0, 33), (1, 0), (1, 1), (1, 33), (2, 1), (2, 33)])
+def test_schema_and_fake_kernel(kernels: ModuleType, batch: int, tokens: int) -> None:
+    given = _arguments(tokens, batch=batch)
+    if given["x"].numel():
+        # a slice of something wider: what the fake kernel says of strides must hold
+        given["x"] = torch.cat([given["x"], given["x"]], dim=-1)[..., :16]
+    states = torch.randn(batch, 4, 16, 16)
+    for initial_states in (None, states):
+        arguments = (*given.values(), initial_states, None, None, 0.0, 1.0, False)
+        torch.library.opcheck(kernels._operator, arguments)
+
+
+def test_fake_kernel_of_packed_sequences(kernels: ModuleType) -> None:
+    given = _arguments(33)
+    for offsets in ([0], [0, 33], [0, 0, 20, 20]):
+        cu_seqlens = torch.tensor(offsets, dtype=torch.int32)
+        torch.library.opcheck(kernels._operator, (*given.values(), None, None, cu_seqlens, 0.0, 1.0, False))
+    seq_idx = torch.zeros(1, 33, dtype=torch.int32)
+    torch.library.opcheck(kernels._operator, (*given.values(), None, seq_idx, None, 0.0, 1.0, False))
+
+
+def test_exported_as_one_operator(kernels: ModuleType) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, given: dict[str, Any]) -> Any:
+            return _call(kernels, **given)
+
+    given = _arguments(40)
+    exported = torch.export.export(Layer(), (given,))
+    assert [n.target for n in exported.graph.nodes if n.target == kernels._operator] == [kernels._operator]
+    for actual, expected in zip(exported.module()(given), _call(kernels, **given), strict=True):
+        assert torch.equal(actual, expected)
+
+
+class TestGradients:
+    """There is no backward: said by name, wherever one would be missed."""
+
+    @pytest.mark.parametrize("name", ["x", "dt", "A", "B", "C", "D", "dt_bias"])
+    def test_eager(self, kernels: ModuleType, name: str) -> None:
+        given = _arguments(20)
+        given[name].requires_grad_()
+        with pytest.raises(ValueError, match=rf"^{name}: requires grad, but there is no backward"):
+            kernels.mamba_chunk_scan_combined(**given, chunk_size=64, dt_softplus=True)
+        with torch.no_grad():
+            kernels.mamba_chunk_scan_combined(**given, chunk_size=64, dt_softplus=True)
+
+    def test_compiled(self, kernels: ModuleType) -> None:
+        torch._dynamo.reset()
+        given = _arguments(20)
+        given["x"].requires_grad_()
+        compiled = torch.compile(lambda **given: _call(kernels, **given), fullgraph=True, backend="aot_eager")
+        with pytest.raises(Exception, match="mamba_chunk_scan_combined: an input requires grad, but there is no back"):
+            compiled(**given)[0].sum().backward()
+
+    def test_through_the_operator(self, kernels: ModuleType) -> None:
+        given = _arguments(20)
+        given["B"].requires_grad_()
+        out, _ = kernels._operator(*given.values(), None, None, None, 0.0, 1.0, False)
+        with pytest.raises(ValueError, match="an input requires grad, but there is no backward"):
+            out.sum().backward()
+
+
+class TestSideBySide:
+    def test_two_models(self, kernels: ModuleType) -> None:
+        other = _interpreted("gated", z="silu")
+        assert kernels._operator.namespace != other._operator.namespace
+        given = _arguments(40)
+        gate = torch.randn_like(given["x"])
+        plain = _call(kernels, **given)[0] - 1.0
+        gated = _call(other, **given, z=gate)[0] - 1.0
+        torch.testing.assert_close(gated, plain * torch.nn.functional.silu(gate), rtol=1e-4, atol=1e-5)
+
+    def test_the_same_model_twice(self, kernels: ModuleType) -> None:
+        again = _interpreted("small")
+        assert again._operator.namespace == f"{kernels._operator.namespace}_2"
+        given = _arguments(40)
+        for actual, expected in zip(_call(again, **given), _call(kernels, **given), strict=True):
+            assert torch.equal(actual, expected)
+
+    @pytest.fixture
+    def copied(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleType]]:
+        """One package under two names, imported as a user imports it; its kernels need cuTile only when launched."""
+        pytest.importorskip("cuda.tile")
+        value = _spec("copied")
+        for path, text in generate.fileset(value, lock.derive(value, value.targets)).items():
+            file = tmp_path / "one" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        shutil.copytree(tmp_path / "one/copied", tmp_path / "two")
+        monkeypatch.syspath_prepend(str(tmp_path / "one"))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        yield importlib.import_module("copied"), importlib.import_module("two")
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("copied", "two")]:
+            del sys.modules[name]
+
+    def test_a_copied_package(self, copied: tuple[ModuleType, ModuleType]) -> None:
+        one, two = copied
+        assert one._operator is not two._operator
+        for package in copied:
+            # each traces, and each refuses a CPU tensor under its own name
+            with torch.device("meta"):
+                out, states = package._operator(*_arguments(9).values(), None, None, None, 0.0, 1.0, False)
+            assert (out.shape, states.shape) == ((1, 9, 4, 16), (1, 4, 16, 16))
+            with pytest.raises(ValueError, match="x: found on cpu, expected on a CUDA device"):
+                package.mamba_chunk_scan_combined(**_arguments(9), chunk_size=64, dt_softplus=True)
