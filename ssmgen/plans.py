@@ -5,7 +5,7 @@ No GPU is asked: what is derived here starts a lock, and only a lock decides wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ssmgen.ops.base import Route
@@ -106,8 +106,15 @@ def derive(model: str, operator: Operator, route: str, target: Target) -> RouteS
     """A first schedule for `route` on `target`, from the shape alone."""
     plan = PLANS[operator.routes[route].plan]
     shared = _derive_plan(operator.shape, operator.dtypes, plan, target)
-    this = problem(model, operator, target, plan, shared)
-    return RouteSchedule(shared, tuple((stage.name, stage.derive(this)) for stage in plan.stages))
+    # the packed output takes a chunk's rows at once: where they are too many, only a shorter chunk helps
+    chunks = [c for c in reversed(CHUNKS) if c <= shared.chunk] if plan.packed else [shared.chunk]
+    for chunk in chunks:
+        shared = replace(shared, chunk=chunk)
+        this = problem(model, operator, target, plan, shared)
+        schedule = RouteSchedule(shared, tuple((stage.name, stage.derive(this)) for stage in plan.stages))
+        if why_not(schedule, plan, this) is None:
+            break
+    return schedule
 
 
 def _derive_plan(shape: Shape, dtypes: Dtypes, plan: Plan, target: Target) -> PlanSchedule:

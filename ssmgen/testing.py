@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", Drawn, Call)
 
-_compiled_classes: set[tuple[str, bool]] = set()
+_compiled_classes: set[tuple[str, bool, bool]] = set()
 
 
 def models(**fixed: Any) -> SearchStrategy[Drawn]:
@@ -37,7 +37,10 @@ def models(**fixed: Any) -> SearchStrategy[Drawn]:
 
 
 def calls(**fixed: Any) -> SearchStrategy[Call]:
-    """Calls: batch, tokens, initial states, decay regime by name, layout. `fixed` sets fields, or their strategies."""
+    """Calls: batch, tokens, initial states, sequences in a row, decay regime by name, layout.
+
+    `fixed` sets fields, or their strategies.
+    """
     return _fields(Call, fixed)
 
 
@@ -48,7 +51,9 @@ def problems(**fixed: Any) -> SearchStrategy[Problem]:
     own = {f.name for f in fields(Drawn)}
     of_model = {name: value for name, value in fixed.items() if name in own}
     of_call = {name: value for name, value in fixed.items() if name not in own}
-    return st.builds(Problem, models(**of_model), calls(**of_call))
+    return st.builds(
+        lambda drawn, call: Problem(drawn, call.for_model(drawn.operator)), models(**of_model), calls(**of_call)
+    )
 
 
 def _fields(kind: type[T], fixed: dict[str, Any]) -> SearchStrategy[T]:
@@ -63,7 +68,7 @@ def _fields(kind: type[T], fixed: dict[str, Any]) -> SearchStrategy[T]:
 def check(problem: Problem, *, compile: bool = False) -> None:  # noqa: A002 - what it does
     """Generate, interpret and compare one drawn problem; AssertionError names what is wrong and the command for it.
 
-    With `compile`, the first model of each class (activation dtype, segmented or not) is compiled too.
+    With `compile`, the first model of each class (activation dtype, segmented or not, packed or not) is compiled too.
     """
     from ssmgen import build
     from ssmgen.verify import run
@@ -71,9 +76,9 @@ def check(problem: Problem, *, compile: bool = False) -> None:  # noqa: A002 - w
     (row,) = run.drawn([problem], run.Settings())
     _pass(row)
     drawn = problem.drawn
-    if compile and drawn is not None and (drawn.x, drawn.segments > 1) not in _compiled_classes:
+    if compile and drawn is not None and (drawn.x, drawn.segments > 1, drawn.packed) not in _compiled_classes:
         build.check(drawn.spec(), drawn.lock())
-        _compiled_classes.add((drawn.x, drawn.segments > 1))
+        _compiled_classes.add((drawn.x, drawn.segments > 1, drawn.packed))
 
 
 def kernel_tests(*specs: str, examples: int = 5, compile: bool = True) -> Callable[..., None]:  # noqa: A002
@@ -98,9 +103,10 @@ def kernel_tests(*specs: str, examples: int = 5, compile: bool = True) -> Callab
         subject = _subject(found[spec])
         if subject is None:
             pytest.skip(f"{spec}: its operators have no kernels yet")
-        chunk = subject.chunk
+        chunk = subject.chunks.unpacked
         tokens = st.sampled_from([1, chunk - 1, chunk, chunk + 1, 2 * chunk + 3])
-        _pass(_row(found[spec], data.draw(calls(batch=1, tokens=tokens))))
+        call = data.draw(calls(batch=1, tokens=tokens)).for_model(subject.operator)
+        _pass(_row(found[spec], call))
         if compile and has_compiler():
             _compile(found[spec])
 

@@ -231,6 +231,15 @@ class _Range:
         self.numbers = builtins.range(*(integer(bound, "a bound of range") for bound in bounds))
         if self.numbers.step <= 0:
             raise violation("types", f"range in steps of {self.numbers.step}", expected="positive steps")
+        # the step behind the last is computed too, also of a loop that is never entered: where it wraps, the loop does
+        # not end (cuda-tile 1.7.0 on an H200, from 2**31 - 1 to 0)
+        behind = max([self.numbers.start, *self.numbers[-1:]]) + self.numbers.step
+        if behind > dtype.range[1]:
+            raise violation(
+                "overflow",
+                f"range({self.numbers.start}, {self.numbers.stop}): the step behind it leaves {dtype}",
+                expected=f"at most {dtype.range[1]}",
+            )
 
     def __iter__(self) -> Iterator[Scalar]:
         return (Scalar(n, self.dtype) for n in self.numbers)

@@ -20,13 +20,15 @@ where one earlier token is most of it, they share the rounding of that pair.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ssmgen.reference.mamba_chunk_scan_combined import time_step
+from ssmgen.reference.mamba_chunk_scan_combined import pieces, silu, starts, time_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +50,7 @@ _MAX_LOG2_DECAY = 126.0
 
 @dataclass(frozen=True)
 class Honest:
-    """Output (B, T, H, P) and final states (B, H, P, S) of an honest evaluation, and their deviations; fp64."""
+    """Output (B, T, H, P) and the states of all rows or sequences, honestly evaluated, and their deviations; fp64."""
 
     out: Tensor
     state: Tensor
@@ -64,8 +66,11 @@ def honest(  # noqa: PLR0913 - the arguments of the operator it evaluates
     C: Tensor,  # noqa: N803
     *,
     D: Tensor | None = None,  # noqa: N803
+    z: Tensor | None = None,
     dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     chunk: int = 64,
@@ -74,30 +79,74 @@ def honest(  # noqa: PLR0913 - the arguments of the operator it evaluates
     """The honest evaluation; arguments as the reference's.
 
     bfloat16 activations round to bfloat16; float16 and float32 to tfloat32, in which their products run. `chunk_state`
-    is the dtype of stored chunk states, by default bfloat16 for bfloat16 activations and otherwise float32.
+    is the dtype of stored chunk states, by default bfloat16 for bfloat16 activations and otherwise float32. Chunks of
+    packed sequences are those of their row: one that starts inside has part of it, and its initial state stored there.
     """
     stored = chunk_state or (torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32)
     heads = x.shape[2]
     group = torch.arange(heads, device=x.device) // (heads // B.shape[2])
     step = time_step(dt, dt_bias, dt_softplus, dt_limit)
     roundings = _roundings(x.dtype, stored)
-    state = torch.zeros((x.shape[0], heads, x.shape[3], B.shape[3]), dtype=torch.float64, device=x.device)
+    entries = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    final = _Value(*(torch.zeros((entries, heads, x.shape[3], B.shape[3])).double().to(x.device) for _ in range(2)))
     if initial_states is not None:
-        state = initial_states.double()
-    carried = _Value(state, torch.zeros_like(state))
-    out, sigma = (torch.empty(x.shape, dtype=torch.float64, device=x.device) for _ in range(2))
-    for first in range(0, x.shape[1], chunk):
-        rows = slice(first, first + chunk)
-        piece = _chunk(x[:, rows], B[:, rows][:, :, group], C[:, rows][:, :, group], A, step[:, rows])
-        entering = _Value(_rounded(carried.mean.to(stored).double(), x.dtype), carried.variance)
-        y = _output(piece, entering, carried.mean, roundings)
-        skip = 0.0 if D is None else D.double()[:, None, None] * piece.x
-        mean = y.mean + skip
-        out[:, rows] = mean.to(x.dtype).double().transpose(1, 2)
-        last = (_STORED[x.dtype] * mean.abs().clamp(min=torch.finfo(x.dtype).tiny)) ** 2 / 3
-        sigma[:, rows] = (y.variance + last).sqrt().transpose(1, 2)
-        carried = _state(piece, carried, roundings)
-    return Honest(out, carried.mean, sigma, carried.variance.sqrt())
+        final.mean.copy_(initial_states)
+    y = _Value(*(torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(2)))
+    for run in _runs(x, seq_idx, cu_seqlens):
+        carried = final.at(run.entries)
+        if run.from_nothing:
+            carried = _Value(torch.zeros_like(carried.mean), torch.zeros_like(carried.variance))
+        for part in run.parts(chunk):
+            rows = (run.rows, part)
+            piece = _chunk(x[rows], B[rows][:, :, group], C[rows][:, :, group], A, step[rows])
+            entering = _Value(_rounded(carried.mean.to(stored).double(), x.dtype), carried.variance)
+            own = _output(piece, entering, carried.mean, roundings)
+            y.put(rows, own.mean.transpose(1, 2), own.variance.transpose(1, 2))
+            carried = _state(piece, carried, roundings)
+        final.put(run.entries, carried.mean, carried.variance)
+    out = _finished(y, x, D, z)
+    if cu_seqlens is not None:
+        out.put((slice(None), slice(int(cu_seqlens[-1]), None)), 0.0, 0.0)
+    return Honest(out.mean.to(x.dtype).double(), final.mean, out.variance.sqrt(), final.variance.sqrt())
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Tokens of one sequence, in rows that share them; whether it starts from a zero state instead of its entry's."""
+
+    rows: slice
+    tokens: range
+    entries: slice
+    from_nothing: bool = False
+
+    def parts(self, chunk: int) -> Iterator[slice]:
+        """Its tokens by chunks of the row."""
+        at = self.tokens.start
+        while at < self.tokens.stop:
+            end = min((at // chunk + 1) * chunk, self.tokens.stop)
+            yield slice(at, end)
+            at = end
+
+
+def _runs(x: Tensor, seq_idx: Tensor | None, cu_seqlens: Tensor | None) -> Iterator[_Run]:
+    if seq_idx is None or cu_seqlens is not None:
+        yield from (_Run(*piece) for piece in pieces(x, cu_seqlens))
+        return
+    for row, begins in enumerate(starts(x, seq_idx, None)):
+        cuts = [0, *begins.nonzero()[:, 0].tolist(), x.shape[1]]
+        for n, (start, stop) in enumerate(itertools.pairwise(cuts)):
+            yield _Run(slice(row, row + 1), range(start, stop), slice(row, row + 1), n > 0)
+
+
+def _finished(y: _Value, x: Tensor, D: Tensor | None, z: Tensor | None) -> _Value:  # noqa: N803
+    """With the skip and the gate, rounded to x's dtype at last."""
+    mean, variance = y.mean, y.variance
+    if D is not None:
+        mean = mean + x.double() * (D.double()[:, None] if D.dim() == 1 else D.double())
+    if z is not None:
+        mean, variance = mean * silu(z), variance * silu(z) ** 2
+    last = (_STORED[x.dtype] * mean.abs().clamp(min=torch.finfo(x.dtype).tiny)) ** 2 / 3
+    return _Value(mean, variance + last)
 
 
 @dataclass(frozen=True)
@@ -106,6 +155,14 @@ class _Value:
 
     mean: Tensor
     variance: Tensor
+
+    def at(self, where: Any) -> _Value:
+        """A part of it."""
+        return _Value(self.mean[where], self.variance[where])
+
+    def put(self, where: Any, mean: Tensor | float, variance: Tensor | float) -> None:
+        """Write a part of it."""
+        self.mean[where], self.variance[where] = mean, variance
 
 
 @dataclass(frozen=True)

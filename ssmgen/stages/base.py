@@ -88,7 +88,10 @@ def title(model: str, shape: Shape, dtypes: Dtypes) -> str:
 @dataclass(frozen=True)
 class Cost:
     """Closed forms in B and T: `bytes` moved through device memory if each array is read and written once,
-    `flops` of the matrix products, `exponentials`."""
+    `flops` of the matrix products, `exponentials`.
+
+    Of packed rows they hold where each is one sequence that starts from nothing, told so by seq_idx.
+    """
 
     bytes: Expr
     flops: Expr

@@ -105,8 +105,10 @@ class Cumsum(base.Stage):
         heads = problem.shape.heads
         tiled = base.round_up(heads, schedule.head_tile)
         width = base.ITEM_BYTES[problem.dtypes.dt]
+        # seq_idx is read, begin and entry are written
+        sequences = b * (4 * t + 8 * padded) if problem.packed else 0
         return Cost(
-            bytes=b * heads * (t * width + 2 * padded * 4),
+            bytes=b * heads * (t * width + 2 * padded * 4) + sequences,
             flops=sympy.Integer(0),
             exponentials=b * tiled * padded if problem.options.dt_softplus else sympy.Integer(0),
         )

@@ -181,15 +181,16 @@ class Output(base.Stage):
         # a short sequence leaves its last segments without a chunk, and what enters them unread
         entered = sympy.ceiling(n_chunks / sympy.ceiling(n_chunks / problem.segments))
         states = n_chunks + (entered if problem.segmented else 0)
-        moved = b * t * base.ITEM_BYTES[d.x] * (2 * s.heads * s.head_dim + 2 * s.groups * s.state)
+        gate = problem.options.z != "none"
+        moved = b * t * base.ITEM_BYTES[d.x] * ((2 + gate) * s.heads * s.head_dim + 2 * s.groups * s.state)
         moved += 8 * b * s.heads * n_chunks * problem.chunk
         moved += b * s.heads * states * s.state * s.head_dim * base.ITEM_BYTES[d.chunk_state]
         state, dim = base.power_of_two(s.state), schedule.head_dim_tile
         steps = s.heads * -(-s.head_dim // dim)
         shared = s.heads // schedule.heads_per_block * blocks * 2 * r * r * state
         per_step = (2 if problem.segmented else 1) * 2 * r * state * dim + blocks * 2 * r * r * dim
-        # decays between the rows, of the rows, of the chunk's first half, and since the segment's start
-        exponentials = r * r + r + (r + 1 if blocks > 1 else 0) + problem.segmented
+        # decays between the rows, of the rows, of the chunk's first half, and since the segment's start; of the gate
+        exponentials = r * r + r + (r + 1 if blocks > 1 else 0) + problem.segmented + gate * r * dim
         return Cost(bytes=moved, flops=b * n * (shared + steps * per_step), exponentials=b * n * steps * exponentials)
 
 

@@ -81,8 +81,9 @@ class PackedOutput(base.Stage):
 
         b, t = sympy.symbols("B T", positive=True, integer=True)
         cost = output.STAGE.cost(_whole(schedule, problem), problem)
-        tokens = problem.chunk * sympy.ceiling(t / problem.chunk)
-        return replace(cost, bytes=cost.bytes + 8 * b * tokens)
+        # begin and entry; no sequence that starts inside a chunk brings a state
+        padded = problem.chunk * sympy.ceiling(t / problem.chunk)
+        return replace(cost, bytes=cost.bytes + 8 * b * padded)
 
 
 def _whole(schedule: Schedule, problem: Problem) -> output.Schedule:

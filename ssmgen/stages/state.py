@@ -158,7 +158,9 @@ class State(base.Stage):
         head_state = s.state * s.head_dim
         state_tiles, head_dim_tiles = tiles(schedule, problem)
         read = b * t * base.ITEM_BYTES[d.x] * (s.heads * s.head_dim + s.groups * s.state) + 8 * b * s.heads * n * q
-        written = b * s.heads * n * head_state * base.ITEM_BYTES[d.chunk_state]
+        # of packed sequences also the initial state of each: one a row
+        states = n + int(problem.packed)
+        written = b * s.heads * states * head_state * base.ITEM_BYTES[d.chunk_state]
         ends = b * s.heads * head_state * 4 * problem.segments
         tile_area = state_tiles * schedule.state_tile * head_dim_tiles * schedule.head_dim_tile
         return Cost(

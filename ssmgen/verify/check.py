@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmgen.ops.mamba_chunk_scan_combined import Operator
 from ssmgen.verify.inputs import arguments
-from ssmgen.verify.problems import Call
+from ssmgen.verify.problems import Call, Chunks
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is under test: the kernels of a model, its operator, and the shortest chunk that a schedule of it has."""
+    """What is under test: the kernels of a model, its operator, and the shortest chunks that its schedules have."""
 
     kernels: ModuleType
     operator: Operator
-    chunk: int
+    chunks: Chunks
     device: str = "cpu"
 
 
@@ -45,18 +45,27 @@ class Result:
 
 
 def results(subject: Subject, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and final states of the operator for these arguments.
+    """Output, and final states of all rows or sequences, of the operator for these arguments.
 
     They lie in memory that was NaN before: the interpreter sees to that, and on a GPU torch's deterministic mode.
+    AssertionError where results contradict each other, or rows past the last sequence are not 0.
     """
     import torch
 
+    packed = given.get("cu_seqlens") is not None
+    more = dict(return_varlen_states=True, state_dtype=torch.float32) if packed else {}
     call = subject.kernels.mamba_chunk_scan_combined
     with torch.no_grad(), nullcontext() if subject.device == "cpu" else _NanFilled():
-        out, state = call(**given, chunk_size=64, return_final_states=True)
+        out, *states = call(**given, chunk_size=64, return_final_states=True, **more)
     if subject.device != "cpu":
         torch.cuda.synchronize()
-    return out, state
+    if packed:
+        final, of_all = states
+        if not torch.equal(final, of_all[-1:]):
+            raise AssertionError("the final states are not the last sequence's")
+        if bool(out[:, int(given["cu_seqlens"][-1]) :].count_nonzero()):
+            raise AssertionError("rows past the last sequence are not 0")
+    return out, states[-1]
 
 
 def honest(subject: Subject, given: Mapping[str, Any]) -> Honest:
@@ -66,7 +75,9 @@ def honest(subject: Subject, given: Mapping[str, Any]) -> Honest:
     from ssmgen.reference import tolerance
 
     kept = getattr(torch, subject.operator.dtypes.chunk_state)
-    return tolerance.honest(**given, chunk=subject.chunk, chunk_state=kept)
+    packed = given.get("cu_seqlens") is not None or given.get("seq_idx") is not None
+    chunk = subject.chunks.packed if packed else subject.chunks.unpacked
+    return tolerance.honest(**given, chunk=chunk, chunk_state=kept)
 
 
 def run(subject: Subject, call: Call) -> Result:

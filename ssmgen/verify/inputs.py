@@ -126,12 +126,16 @@ REGIMES = tuple(_REGIMES)
 
 
 def arguments(operator: Operator, call: Call, device: str = "cpu") -> dict[str, Any]:
-    """Keyword arguments of mamba_chunk_scan_combined, but for chunk_size: those that the operator takes."""
+    """Keyword arguments of mamba_chunk_scan_combined, but for chunk_size: those that the operator takes.
+
+    Sequences in a row are given as the call says, whether or not the operator takes them.
+    """
     import torch
 
     shape, dtypes, chosen = operator.shape, operator.dtypes, operator.options
     generator = torch.Generator().manual_seed(call.seed)
-    steps = _REGIMES[call.regime](_Draw((call.batch, call.tokens, shape.heads), generator))
+    draw = _Draw((call.rows, call.tokens, shape.heads), generator)
+    steps = _REGIMES[call.regime](draw)
 
     def normal(*size: int) -> torch.Tensor:
         return torch.randn(*size, generator=generator)
@@ -140,22 +144,67 @@ def arguments(operator: Operator, call: Call, device: str = "cpu") -> dict[str, 
     bias = normal(heads) * 0.5 if chosen.dt_bias else torch.zeros(heads)
     raw = _before_softplus(steps.step) if chosen.dt_softplus else steps.step
     dense = {
-        "x": normal(call.batch, call.tokens, heads, shape.head_dim).to(kind),
-        "B": normal(call.batch, call.tokens, shape.groups, shape.state).to(kind),
-        "C": normal(call.batch, call.tokens, shape.groups, shape.state).to(kind),
+        "x": normal(call.rows, call.tokens, heads, shape.head_dim).to(kind),
+        "B": normal(call.rows, call.tokens, shape.groups, shape.state).to(kind),
+        "C": normal(call.rows, call.tokens, shape.groups, shape.state).to(kind),
         "dt": (raw - bias.double()).clamp(max=torch.finfo(step_kind).max / 2).to(step_kind),
     }
+    if chosen.z != "none":
+        # gates from shut to wide open
+        dense["z"] = (3 * normal(*dense["x"].shape)).to(kind)
     drawn: dict[str, Any] = _laid_out({name: t.to(device) for name, t in dense.items()}, call.layout)
     drawn |= {"A": steps.decay.float().to(device), "dt_softplus": chosen.dt_softplus}
     if chosen.dt_limit == "runtime":
         drawn["dt_limit"] = steps.limit
-    if chosen.D == "per_head":
-        drawn["D"] = normal(heads).to(device)
+    if chosen.D != "none":
+        drawn["D"] = normal(*((heads,) if chosen.D == "per_head" else (heads, shape.head_dim))).to(device)
     if chosen.dt_bias:
         drawn["dt_bias"] = bias.to(device)
+    sequences = _sequences(draw, call)
+    drawn |= {name: t.to(device) for name, t in sequences.items()}
     if call.initial_states:
-        drawn["initial_states"] = normal(call.batch, heads, shape.head_dim, shape.state).to(device)
+        entries = len(sequences["cu_seqlens"]) - 1 if call.offsets else call.rows
+        drawn["initial_states"] = normal(entries, heads, shape.head_dim, shape.state).to(device)
     return drawn
+
+
+def _sequences(draw: _Draw, call: Call) -> dict[str, torch.Tensor]:
+    """seq_idx and cu_seqlens, as far as the call has them, of either integer dtype."""
+    import torch
+
+    if call.sequences == "no":
+        return {}
+    kind = torch.int64 if call.seed % 2 else torch.int32
+    rows, tokens = call.rows, call.tokens
+    offsets = [_offsets(draw, call.cuts, tokens) for _ in range(rows)]
+    given = {}
+    if call.sequences != "cu_seqlens":
+        # two values in turn, as a sequence is where they change
+        changes = torch.zeros(rows, tokens + 1, dtype=torch.int64)
+        for row, of_row in enumerate(offsets):
+            changes[row, sorted(set(of_row))] = 1
+        given["seq_idx"] = (changes[:, :tokens].cumsum(1) % 2).to(kind)
+    if call.offsets:
+        given["cu_seqlens"] = torch.tensor(offsets[0], dtype=kind)
+    return given
+
+
+def _offsets(draw: _Draw, cuts: str, tokens: int) -> list[int]:
+    """Where each sequence starts, and where the last one ends; see `problems.CUTS`."""
+
+    def anywhere(count: int) -> list[int]:
+        return sorted(draw.integers(tokens + 1, count).tolist())
+
+    at = anywhere(1)
+    return {
+        "one": [0, tokens],
+        "two": [0, *at, tokens],
+        "many": [0, *anywhere(max(2, tokens // 12)), tokens],
+        "empty": [0, 0, *at * 3, tokens, tokens],
+        "tokens": [*range(min(tokens, 20) + 1), tokens],
+        "borders": [*range(0, tokens, 16), tokens],
+        "short": [0, *anywhere(3)],
+    }[cuts]
 
 
 def _before_softplus(step: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from ssmgen.errors import UsageError
 from ssmgen.lock import Entry, Lock
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.ops.base import Route
-from ssmgen.plans import PLANS, PlanSchedule, RouteSchedule
+from ssmgen.plans import PLANS, Plan, PlanSchedule, RouteSchedule
 from ssmgen.spec import Model, Operators, Spec
 from ssmgen.stages.base import Problem as StageProblem
 from ssmgen.stages.base import Stage
@@ -29,11 +29,30 @@ from ssmgen.verify.inputs import LAYOUTS, REGIMES
 
 T = TypeVar("T", bound="Drawn | Call")
 _NAME = "drawn"
-_ROUTE = "all"
+CUTS = ("one", "two", "many", "empty", "tokens", "borders", "short")
+"""Where sequences lie in a packed row: one; two; many of any length; empty ones first, between and last; one token
+each; from border to border of every chunk size; with rows behind the last."""
 
 
 def _choice(*options: Any) -> Any:
     return field(default=options[0], metadata={"options": options})
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The shortest chunk of the routes for calls without packed sequences, and of those for calls with."""
+
+    unpacked: int
+    packed: int
+
+    @classmethod
+    def of(cls, operator: mamba2.Operator, schedules: Lock) -> Chunks:
+        """Those of a model's schedules; without packed routes both are the same."""
+        found: dict[bool, list[int]] = {False: [], True: []}
+        for (_, _, route), entry in schedules.items():
+            found[operator.routes[route].plan in mamba2.PACKED_PLANS].append(entry.schedule.plan.chunk)
+        unpacked = min(found[False])
+        return cls(unpacked, min(found[True], default=unpacked))
 
 
 @dataclass(frozen=True)
@@ -47,10 +66,12 @@ class Drawn:
     x: str = _choice("bfloat16", "float16", "float32")
     dt: str = _choice("float32", "x")
     chunk_state: str = _choice("x", "float32", "bfloat16")
-    D: str = _choice("per_head", "none")
+    D: str = _choice("per_head", "none", "per_channel")
+    z: str = _choice("none", "silu")
     dt_bias: bool = _choice(True, False)
     dt_softplus: bool = _choice(True, False)
     dt_limit: str = _choice("runtime", "none")
+    packed: bool = _choice(False, True)
     chunk: int = _choice(32, 16, 64, 128)
     segments: int = _choice(1, 2, 4)
     half_rows: bool = _choice(False, True)
@@ -70,10 +91,20 @@ class Drawn:
                 {"x": self.x, "dt": self.x if self.dt == "x" else self.dt, "chunk_state": kept, "state": "float32"}
             ),
             options=mamba2.Options.model_validate(
-                {name: getattr(self, name) for name in ("D", "dt_bias", "dt_softplus", "dt_limit")}
+                {name: getattr(self, name) for name in ("D", "z", "dt_bias", "dt_softplus", "dt_limit", "packed")}
             ),
-            routes={_ROUTE: Route(when="B >= 1", plan="segmented" if self.segments > 1 else "three_stage")},
+            routes={name: Route(when="B >= 1", plan=plan) for name, plan in self._plans.items()},
         )
+
+    @property
+    def chunks(self) -> Chunks:
+        """Of both kinds of calls."""
+        return Chunks(self.chunk, self.chunk)
+
+    @property
+    def _plans(self) -> dict[str, str]:
+        plans = {"all": "segmented" if self.segments > 1 else "three_stage"}
+        return plans | ({"packed": "packed"} if self.packed else {})
 
     def spec(self, target_name: str = "sm_90", name: str = _NAME) -> Spec:
         """A spec of the model, for one target."""
@@ -88,11 +119,15 @@ class Drawn:
 
     def lock(self, target_name: str = "sm_90") -> Lock:
         """Its schedules: the derived ones, changed as the fields say wherever the target serves that."""
-        plan = PLANS[self.operator.routes[_ROUTE].plan]
-        shared = PlanSchedule(self.chunk, self.segments)
+        return {
+            (target_name, mamba2.NAME, route): Entry(self._route(PLANS[plan], target_name), "derived")
+            for route, plan in self._plans.items()
+        }
+
+    def _route(self, plan: Plan, target_name: str) -> RouteSchedule:
+        shared = PlanSchedule(self.chunk, self.segments if plan.segmented else 1)
         problem = plans.problem(_NAME, self.operator, target(target_name), plan, shared)
-        stages = tuple((stage.name, self._schedule(stage, problem)) for stage in plan.stages)
-        return {(target_name, mamba2.NAME, _ROUTE): Entry(RouteSchedule(shared, stages), "derived")}
+        return RouteSchedule(shared, tuple((stage.name, self._schedule(stage, problem)) for stage in plan.stages))
 
     def _schedule(self, stage: Stage, problem: StageProblem) -> Any:
         schedule = stage.derive(problem)
@@ -117,9 +152,26 @@ class Call:
     batch: int = _choice(1, 2)
     tokens: int = _choice(1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 129, 150)
     initial_states: bool = _choice(False, True)
+    sequences: str = _choice("no", "cu_seqlens", "seq_idx", "both")
+    """What says where sequences lie in a row; cu_seqlens leaves room for one row, whatever `batch` says."""
+    cuts: str = _choice(*CUTS)
     regime: str = _choice(*REGIMES)
     layout: str = _choice(*LAYOUTS)
     seed: int = _choice(0, 1, 2, 3)
+
+    @property
+    def offsets(self) -> bool:
+        """Whether the call has cu_seqlens."""
+        return self.sequences in ("cu_seqlens", "both")
+
+    @property
+    def rows(self) -> int:
+        """The batch that the call really has."""
+        return 1 if self.offsets else self.batch
+
+    def for_model(self, operator: mamba2.Operator) -> Call:
+        """The call as the operator takes it: unpacked where it knows no packed sequences."""
+        return self if operator.options.packed else replace(self, sequences="no", cuts=CUTS[0])
 
 
 @dataclass(frozen=True)
@@ -178,7 +230,8 @@ def samples(count: int, seed: int) -> Iterator[Problem]:
     """`count` problems of drawn models, the same for the same seed."""
     random = Random(seed)
     for _ in range(count):
-        yield Problem(sample(Drawn, random), sample(Call, random))
+        drawn = sample(Drawn, random)
+        yield Problem(drawn, sample(Call, random).for_model(drawn.operator))
 
 
 def _changed(value: Drawn | Call) -> list[str]:

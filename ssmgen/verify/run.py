@@ -22,7 +22,7 @@ from ssmgen.repository import Loaded
 from ssmgen.verify import check, problems
 from ssmgen.verify.check import Result, Subject
 from ssmgen.verify.inputs import REGIMES
-from ssmgen.verify.problems import Call, Problem
+from ssmgen.verify.problems import Call, Chunks, Problem
 
 Device = Literal["cpu", "cuda"]
 
@@ -65,7 +65,7 @@ class Again:
 def calls(subject: Subject, settings: Settings) -> list[Call]:
     """Calls of a committed model: every regime in turn, lengths around its chunk, short on the CPU."""
     random = Random(settings.seed)
-    chunk = subject.chunk
+    chunk = subject.chunks.unpacked
     lengths = [chunk + 1, 1, chunk, chunk - 1, 2 * chunk + 3]
     if settings.device == "cuda":
         lengths += [5 * chunk + 17, 1000]
@@ -74,7 +74,8 @@ def calls(subject: Subject, settings: Settings) -> list[Call]:
         call = problems.sample(Call, random)
         regime = REGIMES[at % len(REGIMES)]
         batch = call.batch if settings.device == "cuda" else 1
-        drawn.append(replace(call, regime=regime, tokens=lengths[at % len(lengths)], batch=batch))
+        call = replace(call, regime=regime, tokens=lengths[at % len(lengths)], batch=batch)
+        drawn.append(call.for_model(subject.operator))
     return drawn
 
 
@@ -103,22 +104,22 @@ def drawn_subject(problem: Problem, device: Device) -> Iterator[Subject]:
     """What a drawn problem runs on."""
     assert problem.drawn is not None
     spec, known = problem.drawn.spec(), problem.drawn.lock()
-    operator, chunk = problem.drawn.operator, problem.drawn.chunk
+    operator, chunks = problem.drawn.operator, problem.drawn.chunks
     if device == "cpu":
-        yield Subject(interpreted(spec, known), operator, chunk)
+        yield Subject(interpreted(spec, known), operator, chunks)
         return
     with tempfile.TemporaryDirectory(prefix="ssmgen-") as folder:
         # kernels are compiled as they lie on disk
         writing.write_files(Path(folder), generate.fileset(spec, known))
-        yield Subject(load(Path(folder) / spec.model.name), operator, chunk, device)
+        yield Subject(load(Path(folder) / spec.model.name), operator, chunks, device)
 
 
 def committed(each: Loaded, settings: Settings) -> Subject:
     """What a spec's problems run on: its committed package, or without one what it generates."""
     operator = each.spec.operators.mamba_chunk_scan_combined
     assert operator is not None
-    chunk = min(entry.schedule.plan.chunk for entry in each.schedules.values())
-    return Subject(_kernels(each, settings), operator, chunk, settings.device)
+    chunks = Chunks.of(operator, each.schedules)
+    return Subject(_kernels(each, settings), operator, chunks, settings.device)
 
 
 def _kernels(each: Loaded, settings: Settings) -> ModuleType:
@@ -134,7 +135,7 @@ def row(model: str, subject: Subject, problem: Problem, again: Again) -> Row:
     shown = again.command(problem)
     try:
         result = check.run(subject, problem.call)
-    except (SsmgenError, ValueError, TypeError, RuntimeError) as e:
+    except (SsmgenError, AssertionError, ValueError, TypeError, RuntimeError) as e:
         return Row(model, str(problem), None, f"{type(e).__name__}: {e}", shown)
     failure = None if result.passed else failure_of(result)
     return Row(model, str(problem), result, failure, shown)

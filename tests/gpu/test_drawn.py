@@ -36,8 +36,8 @@ def subjects(model: str, text: str) -> tuple[Subject, Subject]:
     kernels = load(FOLDER / model, backend="cubin", archive=archive) if archive.exists() else load(FOLDER / model)
     on_cpu = interpreted(drawn.spec(name=model), drawn.lock(), FOLDER / model)
     return (
-        Subject(kernels, drawn.operator, drawn.chunk, "cuda"),
-        Subject(on_cpu, drawn.operator, drawn.chunk),
+        Subject(kernels, drawn.operator, drawn.chunks, "cuda"),
+        Subject(on_cpu, drawn.operator, drawn.chunks),
     )
 
 

@@ -133,3 +133,63 @@ def test_another_device_than_the_current_one(any_kernels):
     assert torch.cuda.current_device() == 0
     assert torch.equal(out.cpu(), expected[0].cpu())
     assert torch.equal(state.cpu(), expected[1].cpu())
+
+
+def sequences(tokens):
+    offsets = torch.tensor([0, tokens // 3, tokens // 3, tokens - 5], device="cuda", dtype=torch.int32)
+    return dict(cu_seqlens=offsets, return_varlen_states=True, state_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [8, 65, 700])
+@pytest.mark.parametrize("states", [False, True])
+def test_packed_sequences_agree(kernels, tokens, states):
+    arguments = draw(kernels, 1, tokens)
+    if states:
+        shape = (3, kernels.HEADS, kernels.HEAD_DIM, kernels.STATE)
+        arguments["initial_states"] = torch.randn(shape, device="cuda")
+    more = sequences(tokens)
+    out, _, of_all = run(kernels, arguments, **more)
+    packed = arguments | {"cu_seqlens": more["cu_seqlens"]}
+    expected = reference.mamba_chunk_scan_combined(**packed)
+    assert tolerance.excess((out, of_all), expected, tolerance.honest(**packed)) <= 1
+    assert not out[:, tokens - 5 :].count_nonzero()
+
+
+def test_a_captured_packed_call_takes_other_offsets(any_kernels):
+    """Nothing of a call waits for, or remembers, the values of its offsets."""
+    arguments, more = draw(any_kernels, 1, 300), sequences(300)
+    run(any_kernels, arguments, **more)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(any_kernels, arguments, **more)
+    more["cu_seqlens"].copy_(torch.tensor([0, 1, 250, 300], device="cuda"))
+    graph.replay()
+    torch.cuda.synchronize()
+    expected = run(any_kernels, arguments, **more)
+    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+
+
+def test_offsets_that_are_wrong_end_in_no_fault(any_kernels):
+    arguments = draw(any_kernels, 1, 300)
+    for values in ([0, 200, 100, 300], [-5, 300], [0, 10**9], [7, 2**31 - 1]):
+        offsets = torch.tensor(values, device="cuda", dtype=torch.int32)
+        run(any_kernels, arguments, cu_seqlens=offsets)
+        torch.cuda.synchronize()
+        with pytest.raises(ValueError, match="cu_seqlens: found"):
+            run(any_kernels, arguments, cu_seqlens=offsets, validate=True)
+
+
+def test_compiled_whole(any_kernels):
+    arguments = draw(any_kernels, 1, 300)
+
+    def layer(**given):
+        return any_kernels.mamba_chunk_scan_combined(
+            **given | {"x": given["x"] * 2}, chunk_size=64, dt_softplus=True, return_final_states=True
+        )
+
+    del arguments["dt_softplus"]
+    compiled = torch.compile(layer, fullgraph=True)
+    with torch.no_grad():
+        for expected, got in zip(layer(**arguments), compiled(**arguments), strict=True):
+            assert torch.equal(expected, got)

@@ -6,10 +6,20 @@ formulas are those of the templates' docstrings; tests/cpu/test_kernels.py shows
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ast
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sympy as sp
+
+from ssmgen import plans, render, spec
+from ssmgen.stages import STAGES
+from ssmgen.targets import target
 
 HEAD_DIM, STATE = 2, 2
 
@@ -148,3 +158,244 @@ def test_the_proof_sees_a_wrong_form() -> None:
     outputs, _ = chunked(q, 2, halves=False)
     assert not zero(outputs[2] - expected[2] - q.step[1] * q.x[1])
     assert not zero(outputs[2].subs(q.decay[1], 2 * q.decay[1]) - expected[2])
+
+
+PACKED = """\
+schema: 1
+model: {name: packed, source: table}
+operators:
+  mamba_chunk_scan_combined:
+    shape: {heads: 4, groups: 2, head_dim: 16, state: 16}
+    dtypes: {x: float32, dt: float32, chunk_state: float32, state: float32}
+    options: {D: per_head, dt_bias: true, dt_softplus: true, dt_limit: runtime, packed: true}
+    routes:
+      all: {when: "B >= 1", plan: three_stage}
+      packed: {when: "B >= 1", plan: packed}
+targets: [sm_90]
+"""
+Sums = tuple[int, Any]
+"""Whether a sequence starts in a stretch, and the sum since its last start."""
+
+
+def _restarting_sum() -> Callable[..., Sums]:
+    """The function of the generated kernel itself, on numbers and symbols."""
+    operator = spec.loads(PACKED, Path("packed.yaml")).operators.mamba_chunk_scan_combined
+    assert operator is not None
+    schedule = plans.derive("packed", operator, "packed", target("sm_90"))
+    problem = plans.problem("packed", operator, target("sm_90"), plans.PLANS["packed"], schedule.plan)
+    stage = STAGES["cumsum"]
+    text = render.render(stage.template, stage.context(schedule.stage("cumsum"), problem))
+    functions = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "restarting_sum"]
+    names = {"ct": SimpleNamespace(maximum=max, where=lambda condition, one, other: one if condition else other)}
+    exec(compile(ast.Module(functions, []), "cumsum.py", "exec"), names)
+    found: Any = names["restarting_sum"]
+    return found
+
+
+restarting_sum = _restarting_sum()
+
+
+def scanned(rows: list[Sums]) -> list[Sums]:
+    """Running sums that restart, one row after another."""
+    return list(itertools.accumulate(rows, lambda total, row: restarting_sum(*total, *row)))
+
+
+def bracketings(rows: list[Sums]) -> list[Sums]:
+    """The sum of all rows in every order in which neighbours can be combined."""
+    if len(rows) == 1:
+        return rows
+    return [
+        restarting_sum(*one, *other)
+        for cut in range(1, len(rows))
+        for one in bracketings(rows[:cut])
+        for other in bracketings(rows[cut:])
+    ]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What `cumsum` tells of rows of sequences, by token: L, where in the chunk its sequence starts (-1: it came in;
+    `chunk`: past the last), and whose initial state it starts from."""
+
+    running: list[sp.Expr]
+    start: list[int]
+    which: list[int]
+
+
+def told(q: Sequence, chunk: int, offsets: tuple[int, ...], by_offsets: bool) -> Packed:
+    """`cumsum`: sequence n has the tokens from offsets[n] to offsets[n + 1], those past the last have no step."""
+    start, which, running = [], [], []
+    for first in range(0, q.tokens, chunk):
+        rows = range(first, min(first + chunk, q.tokens))
+        for t in rows:
+            # where offsets say so, a chunk's first token finds its state at the chunk's start; a change clears it there
+            before = first if by_offsets else max(first - 1, 0)
+            inside = [n for n, at in enumerate(offsets[:-1]) if before < at <= t]
+            past = t >= offsets[-1]
+            start.append(chunk if past else max((offsets[n] - first for n in inside), default=-1))
+            which.append(max(inside, default=-1) if by_offsets and not past else -1)
+        decays = [q.decay[t] if start[t] < chunk else sp.Integer(0) for t in rows]
+        sums = [(int(start[t] == t - first), decay) for t, decay in zip(rows, decays, strict=True)]
+        running += [total for _, total in scanned(sums)]
+    return Packed(running, start, which)
+
+
+def carried(
+    q: Sequence, chunk: int, by_token: Packed, span: tuple[int, int], initial: sp.Matrix, by_offsets: bool
+) -> tuple[dict[int, sp.Matrix], sp.Matrix]:
+    """`state`: one block's walk over `span`; the states that it stores by chunk, and the one at its end."""
+    (first, end), h, stored = span, initial, {}
+    for k in range(first // chunk, -(-end // chunk) if end > first else first // chunk):
+        if k * chunk >= first:
+            stored[k] = h
+        last = min(end - k * chunk, chunk) - 1
+        at_last = k * chunk + last
+        begins = by_token.start[at_last]
+        kept = two_to(by_token.running[at_last]) if begins < 0 or by_offsets else sp.Integer(0)
+        h = kept * h
+        for j in range(k * chunk + max(begins, 0), at_last + 1):
+            h += two_to(by_token.running[at_last] - by_token.running[j]) * q.step[j] * q.x[j] * q.b[j].T
+    return stored, h
+
+
+def packed_outputs(
+    q: Sequence, chunk: int, by_token: Packed, states: dict[int, sp.Matrix], initial: list[sp.Matrix]
+) -> list[sp.Matrix]:
+    """`packed_output`: what entered the chunk, or an own initial state, and the tokens of the same sequence."""
+    outputs = []
+    for i in range(q.tokens):
+        first, at = i - i % chunk, by_token.running[i]
+        y = sp.zeros(HEAD_DIM, 1)
+        if by_token.start[i] < 0:
+            y += two_to(at) * (states[i // chunk] * q.c[i])
+        for j in range(first, i + 1):
+            if j - first >= by_token.start[i]:
+                y += two_to(at - by_token.running[j]) * pair(q, i, j) * q.x[j]
+        if by_token.which[i] >= 0:
+            y += two_to(at) * (initial[by_token.which[i]] * q.c[i])
+        outputs.append(y + (q.skip * q.x[i] if by_token.start[i] < chunk else sp.zeros(HEAD_DIM, 1)))
+    return outputs
+
+
+def offsets_form(
+    q: Sequence, chunk: int, offsets: tuple[int, ...], initial: list[sp.Matrix]
+) -> tuple[list[sp.Matrix], list[sp.Matrix]]:
+    """The packed plan with cu_seqlens: outputs by token, final states by sequence."""
+    by_token = told(q, chunk, offsets, by_offsets=True)
+    states: dict[int, sp.Matrix] = {}
+    ends = []
+    for n, span in enumerate(itertools.pairwise(offsets)):
+        stored, end = carried(q, chunk, by_token, span, initial[n], by_offsets=True)
+        # two blocks never store one chunk's state
+        assert not states.keys() & stored.keys()
+        states |= stored
+        ends.append(end)
+    return packed_outputs(q, chunk, by_token, states, initial), ends
+
+
+def changes_form(q: Sequence, chunk: int, offsets: tuple[int, ...]) -> tuple[list[sp.Matrix], sp.Matrix]:
+    """The packed plan with seq_idx: only the row has an initial state, and only its last sequence a final one."""
+    by_token = told(q, chunk, offsets, by_offsets=False)
+    states, end = carried(q, chunk, by_token, (0, q.tokens), q.initial, by_offsets=False)
+    return packed_outputs(q, chunk, by_token, states, []), end
+
+
+def part(q: Sequence, first: int, end: int, initial: sp.Matrix) -> Sequence:
+    """One sequence of a row."""
+    of = {name: getattr(q, name)[first:end] for name in ("decay", "step", "x", "b", "c")}
+    return replace(q, **of, initial=initial)
+
+
+def one_by_one(
+    q: Sequence, offsets: tuple[int, ...], initial: list[sp.Matrix]
+) -> tuple[list[sp.Matrix], list[sp.Matrix]]:
+    """The recurrence of each sequence on its own; nothing past the last."""
+    outputs, ends = [], []
+    for (first, end), h in zip(itertools.pairwise(offsets), initial, strict=True):
+        own, state = recurrence(part(q, first, end, h))
+        outputs += own
+        ends.append(state)
+    return outputs + [sp.zeros(HEAD_DIM, 1)] * (q.tokens - offsets[-1]), ends
+
+
+def initial_states(count: int) -> list[sp.Matrix]:
+    return [sp.Matrix(HEAD_DIM, STATE, sp.symbols(f"h{n}_:{HEAD_DIM * STATE}")) for n in range(count)]
+
+
+TOKENS = 5
+BOUNDARIES = [inner for count in range(TOKENS) for inner in itertools.combinations(range(1, TOKENS), count)]
+"""Every way to cut a row, a boundary at each place inside it or not."""
+
+
+def test_the_combine_of_restarting_sums_is_associative() -> None:
+    totals = sp.symbols("p q r")
+    for flags in itertools.product((0, 1), repeat=3):
+        one, two, three = zip(flags, totals, strict=True)
+        left = restarting_sum(*restarting_sum(*one, *two), *three)
+        right = restarting_sum(*one, *restarting_sum(*two, *three))
+        assert left[0] == right[0] == max(flags)
+        assert sp.expand(left[1] - right[1]) == 0
+        # what the scan is started from changes nothing
+        assert restarting_sum(0, sp.Integer(0), *one) == one
+
+
+def test_restarting_sums_are_those_since_the_last_start() -> None:
+    decays = sp.symbols(f"a:{TOKENS}")
+    for flags in itertools.product((0, 1), repeat=TOKENS):
+        rows = list(zip(flags, decays, strict=True))
+        for t, (_, total) in enumerate(scanned(rows)):
+            since = max((at for at in range(t + 1) if flags[at]), default=0)
+            assert sp.expand(total - sum(decays[since : t + 1])) == 0
+        # the hardware chooses the order
+        assert len({(first, sp.expand(total)) for first, total in bracketings(rows)}) == 1
+
+
+@pytest.mark.parametrize("chunk", [2, 4])
+@pytest.mark.parametrize("inner", BOUNDARIES, ids=str)
+def test_packed_sequences_equal_each_ones_recurrence(chunk: int, inner: tuple[int, ...]) -> None:
+    q, offsets = sequence(TOKENS), (0, *inner, TOKENS)
+    initial = initial_states(len(offsets) - 1)
+    expected, ends = one_by_one(q, offsets, initial)
+    outputs, states = offsets_form(q, chunk, offsets, initial)
+    assert all(zero(y - e) for y, e in zip(outputs, expected, strict=True))
+    assert all(zero(h - e) for h, e in zip(states, ends, strict=True))
+
+
+@pytest.mark.parametrize("chunk", [2, 4])
+@pytest.mark.parametrize("offsets", [
+    (0, 0, 5), (0, 5, 5), (0, 3, 3, 5), (0, 2, 2, 5), (0, 4, 4, 4, 5), (0, 3), (0, 1, 4), (0, 4, 4), (0, 2), (0, 0),
+], ids=str)  # fmt: skip
+def test_empty_sequences_and_tokens_past_the_last(chunk: int, offsets: tuple[int, ...]) -> None:
+    q, initial = sequence(TOKENS), initial_states(len(offsets) - 1)
+    expected, ends = one_by_one(q, offsets, initial)
+    outputs, states = offsets_form(q, chunk, offsets, initial)
+    assert all(zero(y - e) for y, e in zip(outputs, expected, strict=True))
+    assert all(zero(h - e) for h, e in zip(states, ends, strict=True))
+
+
+@pytest.mark.parametrize("chunk", [2, 4])
+@pytest.mark.parametrize("inner", BOUNDARIES, ids=str)
+def test_changes_of_sequence_equal_each_ones_recurrence(chunk: int, inner: tuple[int, ...]) -> None:
+    q, offsets = sequence(TOKENS), (0, *inner, TOKENS)
+    initial = [q.initial, *[sp.zeros(HEAD_DIM, STATE)] * len(inner)]
+    expected, ends = one_by_one(q, offsets, initial)
+    outputs, state = changes_form(q, chunk, offsets)
+    assert all(zero(y - e) for y, e in zip(outputs, expected, strict=True))
+    assert zero(state - ends[-1])
+
+
+def test_the_packed_proof_sees_a_wrong_form() -> None:
+    q, offsets, initial = sequence(TOKENS), (0, 3, TOKENS), initial_states(2)
+    expected, ends = one_by_one(q, offsets, initial)
+    right = told(q, 4, offsets, by_offsets=True)
+    states, _ = carried(q, 4, right, (0, 3), initial[0], by_offsets=True)
+    second, _ = carried(q, 4, right, (3, 5), initial[1], by_offsets=True)
+    # sums that do not restart, a state that another sequence sees, and one that it started from forgotten
+    unbroken = replace(right, running=log_decay(q, 4))
+    leaking = replace(right, start=[-1] * TOKENS)
+    forgetful = replace(right, which=[-1] * TOKENS)
+    for wrong in (unbroken, leaking, forgetful):
+        outputs = packed_outputs(q, 4, wrong, states | second, initial)
+        assert not zero(outputs[3] - expected[3])
+    _, end = carried(q, 4, right, (3, 5), initial[1], by_offsets=False)
+    assert not zero(end - ends[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -60,6 +61,15 @@ def pin(schedule: plans.RouteSchedule) -> plans.RouteSchedule:
     return replace(schedule, plan=replace(schedule.plan, chunk=64), stages=tuple(stages))
 
 
+def packed(z: str = "silu") -> spec.Spec:
+    """The model of `made`, with a gate, D per channel and a route for packed sequences."""
+    text = SPEC.format(name="a_model", heads=128, groups=8, head_dim=64, state=128, x="bfloat16")
+    text = text.replace("dt_limit: runtime", f"dt_limit: runtime, packed: true, z: {z}").replace(
+        "D: per_head", "D: per_channel"
+    )
+    return read(text.replace("targets:", '      packed: {when: "B >= 1", plan: packed}\ntargets:'))
+
+
 def report(of: spec.Spec, shapes: tuple[tuple[int, int], ...] = explain.SHAPES) -> explain.Report:
     derived = lock.derive(of, of.targets)
     return explain.explain(of, {key: replace(e, schedule=pin(e.schedule)) for key, e in derived.items()}, shapes)
@@ -104,24 +114,36 @@ def sizes(problem: Problem, at: tuple[int, int]) -> dict[str, int]:
     s, chunks = problem.shape, -(-at[1] // problem.chunk)
     axes = {"B": at[0], "T": at[1], "H": s.heads, "G": s.groups, "P": s.head_dim, "S": s.state}
     axes |= {"chunks": chunks, "padded": chunks * problem.chunk, "segments": problem.segments}
+    # of packed rows that are one sequence each
+    axes |= {"N": at[0], "N1": 2, "slots": chunks + 1}
     return axes | {"P8": -(-s.head_dim // 8) * 8, "S8": -(-s.state // 8) * 8}
 
 
-STAGES_OF_ROUTES = [*(("short", name) for name in STAGES), *(("long", n) for n in ("cumsum", "state", "output"))]
-# per-head vectors and per-chunk scalars are left out of the closed forms
-SMALL_ARRAYS = {"a", "d", "dt_bias", "chunk_decay", "segment_decay"}
+STAGES_OF_ROUTES = [
+    (name, stage.name)
+    for name, plan in {"short": "segmented", "long": "three_stage", "packed": "packed"}.items()
+    for stage in plans.PLANS[plan].stages
+]
+# vectors over heads or sequences, and per-chunk scalars, are left out of the closed forms
+SMALL_ARRAYS = {"a", "d", "dt_bias", "chunk_decay", "cu_seqlens"}
+# initial states are read only where a call has them; of log_decay and begin these read one value a chunk
+PARTLY_READ = {"state": {"initial_states", "begin"}, "combine": {"log_decay"}}
 
 
 @pytest.mark.parametrize(("name", "stage"), STAGES_OF_ROUTES)
+@pytest.mark.parametrize("of", [packed(), packed(z="none")], ids=["gate", "no_gate"])
 @pytest.mark.parametrize("at", [(1, 512), (8, 8191)])
-def test_stage_bytes_are_those_of_its_arrays(name: str, stage: str, at: tuple[int, int]) -> None:
-    operator = made().operators.mamba_chunk_scan_combined
+def test_stage_bytes_are_those_of_its_arrays(name: str, stage: str, of: spec.Spec, at: tuple[int, int]) -> None:
+    operator = of.operators.mamba_chunk_scan_combined
     assert operator is not None
     schedule = pin(plans.derive("a_model", operator, name, TARGETS["sm_90"]))
-    problem = plans.problem("a_model", operator, TARGETS["sm_90"], schedule.plan)
+    plan = plans.PLANS[operator.routes[name].plan]
+    problem = plans.problem("a_model", operator, TARGETS["sm_90"], plan, schedule.plan)
     axes = sizes(problem, at)
-    # state reads initial states only where a call has them, combine one value of log_decay a chunk
-    left_out = SMALL_ARRAYS | {"state": {"initial_states"}, "combine": {"log_decay"}}.get(stage, set())
+    if stage == "packed_output":
+        # the initial states are there for sequences that start inside a chunk
+        axes["slots"] = axes["chunks"]
+    left_out = SMALL_ARRAYS | PARTLY_READ.get(stage, set())
     moved = sum(
         ITEM_BYTES[array.dtype] * prod(axes[axis] for axis in array.axes)
         for array in STAGES[stage].parameters(problem)
@@ -129,6 +151,32 @@ def test_stage_bytes_are_those_of_its_arrays(name: str, stage: str, at: tuple[in
     )
     cost = STAGES[stage].cost(schedule.stage(stage), problem)
     assert explain._count(cost.bytes, [at]).at == {f"B={at[0]}, T={at[1]}": moved}
+
+
+def test_packed_by_hand() -> None:
+    """What packed sequences add at B=2, T=8192, H=128, G=8, P=64, S=128, bf16: hand-computed."""
+    of = report(packed(z="none"), ((2, 8192),))
+    point = "B=2, T=8192"
+    whole, rows = route(of, "long"), route(of, "packed")
+    by_token, state = 2 * 8192 * 4, 2 * 128 * 64 * 128 * 2
+    added = [b.bytes.at[point] - a.bytes.at[point] for a, b in zip(whole.stages, rows.stages, strict=True)]
+    assert added == [3 * by_token, state, 2 * by_token]
+    assert rows.workspace.at[point] == whole.workspace.at[point] + 2 * by_token + state
+    # seq_idx, and two offsets
+    assert rows.floor.at[point] == whole.floor.at[point] + by_token + 8
+    for figure in ("flops", "exponentials"):
+        assert [getattr(s, figure).at for s in rows.stages] == [getattr(s, figure).at for s in whole.stages]
+
+
+def test_a_gate_by_hand() -> None:
+    """z is read once, and takes an exponential an element."""
+    at, point = ((1, 8192),), "B=1, T=8192"
+    elements = 8192 * 128 * 64
+    for name in ("long", "packed"):
+        gated, plain = (route(report(packed(z=z), at), name) for z in ("silu", "none"))
+        assert gated.floor.at[point] == plain.floor.at[point] + 2 * elements
+        assert gated.stages[2].bytes.at[point] == plain.stages[2].bytes.at[point] + 2 * elements
+        assert gated.stages[2].exponentials.at[point] == plain.stages[2].exponentials.at[point] + elements
 
 
 def test_closed_forms_are_short() -> None:
@@ -151,6 +199,26 @@ def test_a_shape_that_no_route_serves_is_told() -> None:
     assert report(of, ((1, 8192),)).served["B=1, T=8192"] is None
 
 
+UNPACKED_DISPATCHER = '''\
+def _route(target, batch, tokens):
+    """The function that serves these run-time shapes."""
+    if target == "sm_90" and batch * tokens <= 4096:
+        return _short_route
+    if target == "sm_90" and batch * tokens > 4096:
+        return _long_route
+    raise ValueError(f"no route of {target} serves batch = {batch}, tokens = {tokens}")'''
+PACKED_DISPATCHER = '''\
+def _route(target, batch, tokens, packed):
+    """The function that serves these run-time shapes."""
+    if target == "sm_90" and not packed and batch * tokens <= 4096:
+        return _short_route
+    if target == "sm_90" and not packed and batch * tokens > 4096:
+        return _long_route
+    if target == "sm_90" and packed and batch >= 1:
+        return _packed_route
+    raise ValueError(f"no route of {target} serves batch = {batch}, tokens = {tokens}, packed = {packed}")'''
+
+
 def test_refusals_are_the_nearest_in_each_direction() -> None:
     long = route(report(made()), "long")
     refused = {r.change: r.reason for r in long.stages[2].refusals}
@@ -168,11 +236,55 @@ def test_a_target_that_cannot_serve_says_why(monkeypatch: pytest.MonkeyPatch) ->
     assert route(of, "long", "sm_100").refused is None
 
 
+def printed(of: explain.Report) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(explain_view.view(of))
+    return console.export_text()
+
+
+def test_an_unpacked_spec_shows_its_dispatcher_and_no_packed_table() -> None:
+    of = report(made())
+    assert of.dispatcher == UNPACKED_DISPATCHER
+    assert of.packed == {}
+    text = printed(of)
+    assert UNPACKED_DISPATCHER in text
+    assert "seq_idx or cu_seqlens" not in text
+
+
+def test_a_packed_spec_shows_its_dispatcher_and_its_packed_table() -> None:
+    of = report(packed())
+    assert of.dispatcher == PACKED_DISPATCHER
+    assert set(of.packed) == set(of.served)
+    assert set(of.packed.values()) == {"packed"}
+    assert set(of.served.values()) == {"short", "long"}
+    text = printed(of)
+    assert PACKED_DISPATCHER in text
+    table = text.partition("Route with seq_idx or cu_seqlens")[2].partition("As generated:")[0]
+    assert table.count("packed") == len(of.packed)
+    # counted where it serves, beside the route that serves the other calls of that shape
+    assert list(route(of, "packed").floor.at) == [f"B={b}, T={t}" for b, t in explain.SHAPES]
+
+
+def test_packed_calls_that_no_route_serves_are_told() -> None:
+    of = packed()
+    operator = of.operators.mamba_chunk_scan_combined
+    assert operator is not None
+    narrow = operator.routes["packed"].model_copy(update={"when": "T <= 512"})
+    operator = operator.model_copy(update={"routes": operator.routes | {"packed": narrow}})
+    of = of.model_copy(update={"operators": of.operators.model_copy(update={"mamba_chunk_scan_combined": operator})})
+    found = report(of)
+    assert found.packed["B=1, T=512"] == "packed"
+    assert found.packed["B=1, T=2048"] is None
+    assert "none: refused" in printed(found)
+
+
+def test_without_a_locked_target_there_is_no_dispatcher() -> None:
+    assert explain.explain(made(), {}).dispatcher == ""
+
+
 def test_the_view_and_the_data_hold_everything() -> None:
     of = report(made())
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(explain_view.view(of))
-    text = console.export_text()
+    text = printed(of)
     for needle in (
         "B*T <= 4096",
         "three_stage",

@@ -114,12 +114,13 @@ def test_every_shape_has_a_schedule_that_its_target_serves(head_dim: int, state:
     operator = Operator(
         shape=Shape(heads=14, groups=2, head_dim=head_dim, state=state),
         dtypes=Dtypes(x=x, dt="float32", chunk_state=chunk_state, state="float32"),
-        options=Options(D="per_head", dt_bias=True, dt_softplus=True, dt_limit="runtime"),
+        options=Options(D="per_head", dt_bias=True, dt_softplus=True, dt_limit="runtime", packed=True),
         routes=plans.derive_routes(Shape(heads=14, groups=2, head_dim=head_dim, state=state)),
     )
     for route in operator.routes:
         schedule = plans.derive("m", operator, route, target(name))
-        this = plans.problem("m", operator, target(name), schedule.plan)
-        assert plans.why_not(schedule, PLANS[operator.routes[route].plan], this) is None
+        plan = PLANS[operator.routes[route].plan]
+        this = plans.problem("m", operator, target(name), plan, schedule.plan)
+        assert plans.why_not(schedule, plan, this) is None
         assert isinstance(schedule.plan, PlanSchedule)
         assert {stage for stage, _ in schedule.stages} <= set(STAGES)

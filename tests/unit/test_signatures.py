@@ -80,20 +80,21 @@ def test_a_scalar() -> None:
         st.integers(1, 256),
     ),
     st.sampled_from(("bfloat16", "float16", "float32")),
-    st.sampled_from(("long", "short")),
+    st.sampled_from(tuple(PLANS)),
     st.integers(1, 5000),
 )
-def test_contiguous_arrays_keep_every_promise(shape: Shape, dtype: str, route: str, tokens: int) -> None:
+def test_contiguous_arrays_keep_every_promise(shape: Shape, dtype: str, plan_name: str, tokens: int) -> None:
     operator = spec.loads(SPEC, Path(f"{MODEL}.yaml")).operators.mamba_chunk_scan_combined
     assert operator is not None
     dtypes = operator.dtypes.model_copy(update={"x": dtype})
     operator = operator.model_copy(update={"shape": shape, "dtypes": dtypes})
-    plan = PLANS[operator.routes[route].plan]
-    problem = plans.problem(MODEL, operator, target("sm_90"), plans.PlanSchedule(64, 2 if plan.segmented else 1))
+    plan = PLANS[plan_name]
+    schedule = plans.PlanSchedule(64, 2 if plan.segmented else 1)
+    problem = plans.problem(MODEL, operator, target("sm_90"), plan, schedule)
     chunks = -(-tokens // problem.chunk)
     sizes = {"B": 2, "T": tokens, "H": shape.heads, "G": shape.groups, "P": shape.head_dim, "S": shape.state}
     sizes |= {"P8": round_up(shape.head_dim, 8), "S8": round_up(shape.state, 8), "segments": problem.segments}
-    sizes |= {"chunks": chunks, "padded": chunks * problem.chunk}
+    sizes |= {"chunks": chunks, "padded": chunks * problem.chunk, "N": 3, "N1": 4, "slots": chunks + 3}
     for parameter in (p for stage in plan.stages for p in stage.parameters(problem) if isinstance(p, Array)):
         lengths = [sizes[axis] for axis in parameter.axes]
         strides = [prod(lengths[i + 1 :]) for i in range(len(lengths))]

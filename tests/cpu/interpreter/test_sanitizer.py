@@ -282,6 +282,12 @@ ct.bid(0) * 2**20 * 2**20  # here
 ct.full((4,), 2**31 - 1, ct.int32) + 1  # here
 --- by zero
 n // (n - 3)  # here
+--- a loop that is not entered, whose next step wraps
+for k in range(2**31 - 1, n):  # here
+    pass
+--- a loop whose last step wraps
+for k in range(2**31 - 3, 2**31 - 1, n):  # here
+    pass
 """,
     "types": """
 --- float stored as int
