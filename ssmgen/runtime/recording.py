@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .archive import ALIGNMENT, ArrayParameter
+from .archive import ALIGNMENT, ArrayParameter, Parameter
 from .driver import Device
 from .launch import Kernel
 
@@ -63,6 +63,11 @@ class _Seen:
     grid: tuple[int, int, int]
     geometry: Sequence[int]
     args: tuple[Any, ...]
+
+    @property
+    def pairs(self) -> list[tuple[Parameter, Any]]:
+        """Parameters with their arguments."""
+        return list(zip(self.kernel.parameters, self.args, strict=True))
 
 
 class Step:
@@ -156,13 +161,15 @@ class Recorder(TorchFunctionMode):  # type: ignore[misc]
         # what a launch looks at is the launcher's business
         with torch._C.DisableTorchFunction():
             ready, handle = kernel.launch(stream, grid, args)
-        known = [*self.sources, *self.allocated]
-        for parameter, value in zip(kernel.parameters, args, strict=True):
-            if isinstance(parameter, ArrayParameter) and not any(value is tensor for tensor in known):
+        seen = _Seen(kernel, ready.function, ready.device, ready.grid, ready.geometry, args)
+        # all of these are alive, so that an address of one is nobody else's
+        known = {id(tensor) for tensor in (*self.sources, *self.allocated)}
+        for parameter, value in seen.pairs:
+            if isinstance(parameter, ArrayParameter) and id(value) not in known:
                 self.why_not = self.why_not or f"{kernel.name} takes a tensor for {parameter.name} from elsewhere"
         if handle != self._stream(ready.device.ordinal):
             self.why_not = self.why_not or f"{kernel.name} is launched on another stream than the current one"
-        self.launches.append(_Seen(kernel, ready.function, ready.device, ready.grid, ready.geometry, args))
+        self.launches.append(seen)
 
     def program(self, answer: Any) -> Program | str:
         """How to repeat the call that gave `answer`, or why that cannot be."""
@@ -195,19 +202,16 @@ def _allocator(shape: tuple[int, ...], dtype: Any, device: Any) -> Callable[[], 
 def _lay_out(seen: _Seen, slots: Mapping[int, int], content: bytearray) -> list[int]:
     """Append a launch's sizes and scalars to `content`; where its arguments lie in there, in the kernel's order."""
     places: list[int] = []
-    pairs = list(zip(seen.kernel.parameters, seen.args, strict=True))
-    values = iter(seen.kernel.scalars([a for p, a in pairs if not isinstance(p, ArrayParameter)]))
-    geometry = iter(seen.geometry)
-
-    def append(code: str, value: float) -> None:
-        places.append(len(content))
-        content.extend(struct.pack(code, value))
-
-    for parameter, argument in pairs:
+    values = iter(seen.kernel.scalars([a for p, a in seen.pairs if not isinstance(p, ArrayParameter)]))
+    begun = 0
+    for parameter, argument in seen.pairs:
         if isinstance(parameter, ArrayParameter):
+            sizes = seen.geometry[begun : begun + 2 * parameter.ndim]
+            begun += len(sizes)
             places.append(slots[id(argument)])
-            for _ in range(2 * parameter.ndim):
-                append("<i", next(geometry))
+            places += range(len(content), len(content) + 4 * len(sizes), 4)
+            content += struct.pack(f"<{len(sizes)}i", *sizes)
         else:
-            append("<i" if parameter.dtype == "int32" else "<f", next(values))
+            places.append(len(content))
+            content += struct.pack("<i" if parameter.dtype == "int32" else "<f", next(values))
     return places

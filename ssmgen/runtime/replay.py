@@ -29,8 +29,8 @@ _look = operator.attrgetter("shape", "dtype", "device")
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
-# programs that a thread keeps, some kilobytes each; the oldest goes first
-KEPT = 1024
+# programs that a thread keeps, some 20 kB each; the oldest goes first
+KEPT = 512
 
 
 def current_stream(ordinal: int) -> int:
