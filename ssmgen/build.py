@@ -35,11 +35,11 @@ Progress = Callable[[str, int], AbstractContextManager[Step]]
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel to compile: with the sizes its promises come from, and its schedule as text, for messages."""
+    """A kernel to compile: with the sizes its promises come from, and what to do where the compiler refuses it."""
 
     kernel: Kernel
     shape: Shape
-    schedule: str
+    mend: str
     variants: tuple[str, ...] = signatures.VARIANTS
     options: tuple[str, ...] = OPTIONS
 
@@ -117,7 +117,9 @@ def jobs_of(spec: Spec, known: Lock, target: str) -> list[Job]:
         schedule = full[target, mamba2.NAME, kernel.id.route].schedule
         own = schedule.stage(kernel.id.stage)
         values = {f.name: getattr(part, f.name) for part in (schedule.plan, own) for f in fields(part)}
-        jobs.append(Job(kernel, operator.shape, ", ".join(f"{k} {v}" for k, v in values.items())))
+        text = ", ".join(f"{k} {v}" for k, v in values.items())
+        mend = f"its schedule on {target}, route {kernel.id.route}: {text}; change it in {kernel.id.model}.lock.yaml"
+        jobs.append(Job(kernel, operator.shape, mend))
     return jobs
 
 
@@ -231,6 +233,5 @@ def _refusal(job: Job, failed: Failed) -> CompilerError:
         f"cuTile does not compile this: {failed.error}",
         where=Location(f"{kernel.id.format()}.py", failed.line),
         found=found,
-        next=f"its schedule on {kernel.id.target}, route {kernel.id.route}: {job.schedule}; "
-        f"change it in {kernel.id.model}.lock.yaml",
+        next=job.mend,
     )

@@ -186,6 +186,31 @@ def compile_(
     _ended(work, build_view.run(work, build_view.Request(tuple(_targets(target)), output, jobs, as_json)))
 
 
+@app.command(epilog=_example("ssmgen bundle nemotron_h_8b -o nemotron_kernels-0.1.0-py3-none-any.whl"))
+def bundle(
+    spec: Specs = None,
+    target: Targets = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="A folder, or NAME-VERSION-py3-none-any.whl; default: ssmgen_kernels."),
+    ] = None,
+    jobs: Jobs = None,
+    as_json: Json = False,
+) -> None:
+    """Pack cubins and their launcher as one Python package, for hosts with torch and cuda-bindings and no compiler."""
+    from ssmgen import bundle as bundling
+    from ssmgen import repository, table
+    from ssmgen.build import Settings
+
+    work = repository.open_specs(spec or [])
+    repository.need_kernels(work)
+    pairs = [(each.spec, each.lock) for each in work.loaded]
+    settings = Settings(jobs=jobs, progress=table.progress)
+    made = bundling.run(pairs, _targets(target), output or bundling.DEFAULT, settings)
+    _print_json(asdict(made)) if as_json else print(made)
+    _note(work)
+
+
 @app.command(epilog=_example("ssmgen build nemotron_h_8b"))
 def build(spec: Specs = None, target: Targets = None, jobs: Jobs = None, as_json: Json = False) -> None:
     """Do it all: generate the kernels, compile them, run one call of each model, and say in one table what was done."""

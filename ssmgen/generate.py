@@ -12,14 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmgen import host, plans, render
+from ssmgen import host, plans, render, signatures
 from ssmgen.errors import ScheduleError, SpecError
-from ssmgen.fileset import MARK, UNSEALED, FileSet, is_ours, seal
+from ssmgen.fileset import MARK, FileSet, is_ours
 from ssmgen.lock import Lock, derive
 from ssmgen.naming import KernelId
 from ssmgen.ops import gated_delta_rule_packed_decode as gdn
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.paths import REPORT
+from ssmgen.runtime.seal import UNSEALED, seal
 from ssmgen.spec import Spec
 from ssmgen.stages.base import Parameter
 from ssmgen.targets import target
@@ -121,7 +122,13 @@ def _manifest(spec: Spec, made: Sequence[Kernel], files: Mapping[str, str]) -> s
     operator = spec.operators.mamba_chunk_scan_combined
     routes = operator.routes if operator else {}
     table = [
-        {"id": k.id.format(), "plan": routes[k.id.route].plan, "when": routes[k.id.route].when}
+        {
+            "id": k.id.format(),
+            "plan": routes[k.id.route].plan,
+            "when": routes[k.id.route].when,
+            # what it takes to compile the file as it lies there
+            "parameters": [signatures.as_text(parameter) for parameter in k.parameters],
+        }
         for k in sorted(made, key=lambda k: k.id.format())
     ]
     content = {
@@ -131,6 +138,7 @@ def _manifest(spec: Spec, made: Sequence[Kernel], files: Mapping[str, str]) -> s
         "model": model,
         "schema": 1,
         "seal": UNSEALED,
+        "shapes": {mamba2.NAME: operator.shape.model_dump()} if operator else {},
     }
     return seal(json.dumps(content, indent=2) + "\n")
 

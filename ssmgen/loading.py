@@ -1,47 +1,50 @@
-"""`ssmgen.load`: a model's operators as a module; its kernels from cuTile's compiler, from cubins, or interpreted.
+"""`ssmgen.load`: a model's operators as a module; its kernels compiled ahead, from cubins, or interpreted.
 
-It compiles nothing and writes nothing, and keeps no module: whoever calls it keeps what it returns.
+It keeps no module: whoever calls it keeps what it returns.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from ssmgen.errors import LaunchError, UsageError
-from ssmgen.standin import import_package
 
 if TYPE_CHECKING:
     from ssmgen.interpreter.launching import Promises
     from ssmgen.lock import Lock
+    from ssmgen.runtime.archive import Archive
     from ssmgen.spec import Spec
 
-BACKENDS = ("jit", "cubin")
-_INSTALL = "pip install 'ssmgen[compile,gpu]'"
+BACKENDS = ("compile", "cubin")
 
 
 def load(
     model: str | Path,
     *,
-    backend: Literal["jit", "cubin"] = "jit",
+    backend: Literal["compile", "cubin"] = "compile",
     archive: str | Path | None = None,
     interpret: bool = False,
+    progress: bool = False,
 ) -> ModuleType:
     """A model's generated package, imported anew: call it once and keep the module.
 
     `model` is the name of a model of this project or of ssmgen's own, the path of a spec, or the folder of a generated
-    package. `backend` "jit" compiles at the first launch, as importing the package does; "cubin" launches what
-    `ssmgen compile` left in `archive`, a folder or .tar.xz, and needs neither cuda-tile nor a compiler.
+    package. `backend` "compile" compiles the package's kernels, as they lie there, for this machine's GPUs: in some
+    ten seconds the first time, from the cache later, and never in a call. `progress` shows it on stderr. "cubin"
+    launches what `ssmgen compile` left in `archive`, a folder or .tar.xz, and needs neither cuda-tile nor a compiler.
+    Either asks the CUDA driver what is here, so that a process may not be forked afterwards.
 
     With `interpret`, the operators take CPU tensors and ssmgen's interpreter runs the kernels, slowly and strictly:
     those of the spec's first target. Of a spec without a generated package they are generated in memory; `model` is
     then the path of the spec, or the name of a committed one. They raise SanitizerError where a kernel breaks a rule.
 
-    Raises UsageError where there is no such package, LaunchError where it cannot run here; what the package itself
-    raises at a call is in its own docstring, with LaunchError for an argument that no compiled variant can take.
+    Raises UsageError where there is no such package, LaunchError where it cannot run here, CompilerError for a kernel
+    that cuTile refuses; what the package itself raises at a call is in its own docstring, with LaunchError for an
+    argument that no compiled variant can take.
     """
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend {backend!r}", expected="one of " + ", ".join(BACKENDS))
@@ -51,20 +54,25 @@ def load(
             next='load(MODEL, backend="cubin", archive=PATH)',
         )
     if interpret:
-        if backend != "jit":
+        if backend != "compile":
             raise UsageError(f'interpret=True beside backend="{backend}"', expected="one of them")
         return _interpreted(model)
     directory = package_directory(model)
     label = f"{backend}_{_label(directory.name)}"
     need("torch", "pip install torch")
-    if archive is None:
-        _need_compiler()
-        return import_package(directory, label, None)
-    from ssmgen.archive import Archive
-    from ssmgen.driver import driver
-    from ssmgen.launch import Launcher
+    from ssmgen.runtime import driver, serving
+    from ssmgen.runtime.archive import Archive
 
-    return import_package(directory, label, Launcher(directory, Archive(Path(archive)), driver()).tile())
+    here = driver.driver()
+    cubins = _compiled(directory, here.targets(), progress) if archive is None else Archive(Path(archive))
+    return serving.open_package(directory, label, cubins, here)
+
+
+def _compiled(directory: Path, targets: Sequence[str], progress: bool) -> Archive:
+    from ssmgen import ahead, table
+    from ssmgen.build import Settings
+
+    return ahead.archive(directory, targets, Settings(progress=table.progress) if progress else None)
 
 
 def package_directory(model: str | Path) -> Path:
@@ -162,18 +170,3 @@ def need(module: str, install: str) -> None:
         found = None
     if found is None:
         raise LaunchError(f"{module} is needed to run generated kernels", next=install)
-
-
-def _need_compiler() -> None:
-    """cuTile says so only at the first launch, in the middle of a request."""
-    need("cuda.tile", _INSTALL + ', or use backend="cubin", which needs no compiler')
-    from cuda.tile._compile import _find_compiler_bin
-
-    try:
-        _find_compiler_bin()
-    except FileNotFoundError as e:
-        raise LaunchError(
-            'cuTile\'s compiler, tileiras, is needed for backend="jit"',
-            found=e,
-            next=_INSTALL + ', or use backend="cubin"',
-        ) from None

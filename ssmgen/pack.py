@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ssmgen import cache
-from ssmgen.archive import INDEX, SCHEMA
 from ssmgen.errors import OutputError
+from ssmgen.runtime.archive import INDEX, SCHEMA
 
 SUFFIX = ".tar.xz"
 _ANOTHER = "give another path with -o"
@@ -69,7 +69,7 @@ def check_writable(path: Path) -> None:
 def write_archive(path: Path, compiler: str, entries: Sequence[Entry]) -> None:
     """Write `entries` to `path`, in place of the archive that was there, which stays whole if OutputError is raised."""
     check_writable(path)
-    files = _files(compiler, entries)
+    files = archive_files(compiler, entries)
     try:
         if path.name.endswith(SUFFIX):
             cache.replace(path, _tar(files))
@@ -79,7 +79,8 @@ def write_archive(path: Path, compiler: str, entries: Sequence[Entry]) -> None:
         raise OutputError("the archive cannot be written", where=path, found=e.strerror or e) from None
 
 
-def _files(compiler: str, entries: Sequence[Entry]) -> dict[str, bytes]:
+def archive_files(compiler: str, entries: Sequence[Entry]) -> dict[str, bytes]:
+    """An archive as it lies in a folder: name -> content, the index last."""
     cubins = {f"{hashlib.sha256(e.cubin).hexdigest()}.cubin": e.cubin for e in entries}
     kernels = {
         e.name: {

@@ -10,7 +10,7 @@ by element instead of whole tiles. For a caller's array they change nothing that
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from ssmgen.ops.mamba_chunk_scan_combined import Shape
 from ssmgen.stages.base import ITEM_BYTES, Array, Parameter, Scalar, round_up
@@ -107,6 +107,24 @@ def as_json(parameter: Parameter, shape: Shape) -> dict[str, Any]:
             promise = asdict(promises(parameter, variant, shape))
             data["promises"][variant] = {key: promise[key] for key in _CHECKED}
     return data
+
+
+def as_text(parameter: Parameter) -> str:
+    """A parameter as a package's manifest holds it: `x bfloat16 B,T,H,P caller`, or `dt_max float32`."""
+    if isinstance(parameter, Scalar):
+        return f"{parameter.name} {parameter.dtype}"
+    return f"{parameter.name} {parameter.dtype} {','.join(parameter.axes)} {parameter.owner}"
+
+
+def from_text(text: str) -> Parameter:
+    """The parameter behind a line of a manifest. Raises ValueError for anything else."""
+    name, dtype, *more = text.split()
+    if not more and dtype in ("int32", "float32"):
+        return Scalar(name, "int32" if dtype == "int32" else "float32")
+    axes, owner = more
+    if dtype not in ITEM_BYTES or owner not in ("caller", "workspace", "result"):
+        raise ValueError(text)
+    return Array(name, dtype, tuple(axes.split(",")), cast(Any, owner))
 
 
 def _contiguous(axes: tuple[str, ...], aligned: int, shape: Shape) -> tuple[int, ...]:

@@ -124,6 +124,22 @@ def test_stages_templates_plans_and_goldens_carry_the_same_names() -> None:
     assert all(stage.name == name for name, stage in STAGES.items())
 
 
+def test_what_launches_stands_on_its_own() -> None:
+    """A bundle carries these modules as they are, to hosts that have torch and cuda-bindings and nothing else."""
+    allowed = {*sys.stdlib_module_names, "torch", "cuda"}
+    for path in sorted((PACKAGE / "runtime").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert {alias.name.partition(".")[0] for alias in node.names} <= allowed, path
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1, path
+                assert (PACKAGE / "runtime" / f"{node.module}.py").is_file(), path
+            elif isinstance(node, ast.ImportFrom):
+                name = str(node.module)
+                assert name.partition(".")[0] in allowed, path
+                assert not name.startswith("cuda") or name == "cuda.bindings", path
+
+
 def test_one_strict_environment() -> None:
     for path in MODULES:
         text = path.read_text()

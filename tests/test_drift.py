@@ -60,7 +60,7 @@ def test_stale_after_a_retune_is_a_small_diff(generated: Project) -> None:
 
 
 def test_stale_by_another_version(generated: Project) -> None:
-    from ssmgen.fileset import UNSEALED, is_edited, seal
+    from ssmgen.runtime.seal import UNSEALED, is_edited, seal
 
     file = generated.root / STATE
     text = file.read_text()

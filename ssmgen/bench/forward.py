@@ -132,14 +132,14 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", choices=[*FORWARD, []], metavar="PROBLEM")
-    parser.add_argument("--archive", type=Path, help="cubins built by ssmgen compile; without it the jit compiles")
+    parser.add_argument("--archive", type=Path, help="cubins of ssmgen compile; without it they are compiled here")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     peers = find_peers()
     rows = {}
     for name in args.problems or FORWARD:
         problem = FORWARD[name]
-        options = dict(backend="cubin", archive=args.archive) if args.archive else dict(backend="jit")
+        options = dict(backend="cubin", archive=args.archive) if args.archive else {}
         rows[name] = row = run(problem, ssmgen.load(problem.model, **options), peers)
         ours, theirs = row["ssmgen"], row.get("mamba_ssm", {})
         print(

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from ssmgen import standin
 from ssmgen.interpreter.launching import Launcher
 from ssmgen.interpreter.module import TileModule, own_builtins
+from ssmgen.runtime import standin
 
 
 def load_file(path: str | Path) -> ModuleType:

@@ -3,7 +3,7 @@
     python -m ssmgen.verify.drawn -o drawn --models 40 --calls 4 --seed 2026 [--no-compile]
 
 writes `problems.json`, `<model>/` packages and `kernels.tar.xz`; `tests/gpu/test_drawn.py` runs it where SSMGEN_DRAWN
-names it, through the jit where there is no archive.
+names it, compiled there where there is no archive.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def drawn_subject(problem: Problem, device: Device) -> Iterator[Subject]:
         yield Subject(interpreted(spec, known), operator, chunks)
         return
     with tempfile.TemporaryDirectory(prefix="ssmgen-") as folder:
-        # the jit reads kernels from files
+        # kernels are compiled as they lie on disk
         writing.write_files(Path(folder), generate.fileset(spec, known))
         yield Subject(load(Path(folder) / spec.model.name), operator, chunks, device)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ssmgen import build, compiler, lock, spec
-from ssmgen.archive import Archive
 from ssmgen.build import Job, Settings
 from ssmgen.cache import Cache
 from ssmgen.errors import CompilerError
 from ssmgen.lock import Entry, Lock
 from ssmgen.plans import RouteSchedule
+from ssmgen.runtime.archive import Archive
 from ssmgen.spec import Spec
 from ssmgen.targets import TARGETS
 

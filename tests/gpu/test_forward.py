@@ -1,4 +1,4 @@
-"""Committed packages on a real GPU, launched by the jit or from cubins, against the fp64 recurrence."""
+"""Committed packages on a real GPU, compiled here or launched from cubins, against the fp64 recurrence."""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import enum
 import hashlib
+import importlib.util
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +78,7 @@ class FakeCuda:
     libraries: list[bytes] = field(default_factory=list)
     symbols: list[str] = field(default_factory=list)
     mode: int = 0
+    count: int = 1
 
     CUresult = CUresult
     CUdevice_attribute = SimpleNamespace(
@@ -91,6 +94,9 @@ class FakeCuda:
 
     def cuInit(self, flags):  # noqa: N802
         return (OK,)
+
+    def cuDeviceGetCount(self):  # noqa: N802
+        return OK, self.count
 
     def cuDeviceGet(self, ordinal):  # noqa: N802
         return OK, ordinal
@@ -179,6 +185,16 @@ def write_package(folder: Path, model: str = "tiny") -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder / model
+
+
+def import_plainly(folder: Path):
+    """The package as whoever imports it without ssmgen has it."""
+    spec = importlib.util.spec_from_file_location(
+        f"plain_{folder.name}", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_archive(

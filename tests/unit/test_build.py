@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from ssmgen import build, cache, compiler, lock, pack, spec, workers
-from ssmgen.archive import Archive
 from ssmgen.build import Job, Settings
 from ssmgen.cache import Cache
 from ssmgen.compiler import CUDA_TILE, TOOLKIT, CompilerInfo
 from ssmgen.errors import CompilerError, OutputError
 from ssmgen.lock import Entry, Lock
 from ssmgen.plans import RouteSchedule
+from ssmgen.runtime.archive import Archive
 from tests.conftest import MODEL, SPEC
 
 # a line of a kernel tells this worker what to do with it
@@ -136,7 +136,7 @@ def test_the_key_is_of_all_that_a_cubin_depends_on() -> None:
         build.key(job, newer),
     ]
     assert len(set(keys)) == len(keys)
-    assert build.key(replace(job, schedule="said otherwise"), COMPILER) == keys[0]
+    assert build.key(replace(job, mend="said otherwise"), COMPILER) == keys[0]
     assert build.key(edited(job, "import cuda.tile", "\n# why\nimport cuda.tile"), COMPILER) == keys[0]
 
 

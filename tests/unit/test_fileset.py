@@ -10,7 +10,8 @@ import pytest
 
 from ssmgen import writing
 from ssmgen.errors import OutputError
-from ssmgen.fileset import MARK, UNSEALED, FileSet, is_edited, seal
+from ssmgen.fileset import MARK, FileSet
+from ssmgen.runtime.seal import UNSEALED, is_edited, seal
 
 
 def _text(body: str) -> str:

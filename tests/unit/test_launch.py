@@ -9,13 +9,13 @@ import threading
 from dataclasses import replace
 
 import pytest
-from fake_cuda import CUresult, FakeCuda, FakeTensor, promise, write_archive, write_package
+from fake_cuda import CUresult, FakeCuda, FakeTensor, import_plainly, promise, write_archive, write_package
 
-from ssmgen.archive import Archive, Promise
-from ssmgen.driver import MAX_GRID, Driver
 from ssmgen.errors import LaunchError
-from ssmgen.launch import Launcher
-from ssmgen.standin import import_package
+from ssmgen.runtime.archive import Archive, Promise
+from ssmgen.runtime.driver import MAX_GRID, Driver
+from ssmgen.runtime.launch import Launcher
+from ssmgen.runtime.standin import import_package
 
 GENERAL_X = promise(4)
 ALIGNED_X = GENERAL_X | {"base_divisible_by": 16, "stride_divisible_by": [8, 8, 8, 1]}
@@ -114,7 +114,7 @@ def test_a_last_stride_of_2_is_refused_by_name(setup):
         "argument x of tiny/sm_90/operator/route/stage breaks what the general variant was compiled for\n"
         "  found:    strides (307200, 1024, 128, 2)\n"
         "  expected: 1 on axis 3\n"
-        "  next:     pass x.contiguous()"
+        "  next:     pass x.clone(memory_format=torch.contiguous_format)"
     )
 
 
@@ -259,7 +259,7 @@ def parameter_sizes(cubin):
 
 def test_the_compiler_expects_these_arguments(tmp_path):
     ct, compilation = pytest.importorskip("cuda.tile"), pytest.importorskip("cuda.tile.compilation")
-    kernel = import_package(write_package(tmp_path), "jit_tiny", None).route_stage.stage
+    kernel = import_plainly(write_package(tmp_path)).route_stage.stage
     common = {"index_dtype": ct.int32, "stride_lower_bound_incl": 0, "alias_groups": (), "may_alias_internally": False}
     x, rate = (compilation.ArrayConstraint(d, n, **common) for d, n in ((ct.bfloat16, 4), (ct.float32, 1)))
     scalars = [compilation.ScalarConstraint(d) for d in (ct.int32, ct.float32)]

@@ -12,15 +12,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_cuda import FakeCuda, FakeTensor, promise, write_archive, write_package
+from fake_cuda import FakeCuda, FakeTensor, import_plainly, promise, write_archive, write_package
 
 import ssmgen
 from ssmgen import loading
-from ssmgen.archive import Archive
-from ssmgen.driver import Driver
 from ssmgen.errors import LaunchError, UsageError
-from ssmgen.launch import Kernel, Launcher
-from ssmgen.standin import Inert, import_package
+from ssmgen.runtime.archive import Archive
+from ssmgen.runtime.driver import Driver
+from ssmgen.runtime.launch import Kernel, Launcher
+from ssmgen.runtime.standin import Inert, import_package
 
 PARAMETERS = [{"name": "x", "dtype": "float32", "ndim": 1, "promises": {"aligned": promise(1), "general": promise(1)}}]
 X = FakeTensor((4,), (1,), "torch.float32")
@@ -30,7 +30,7 @@ X = FakeTensor((4,), (1,), "torch.float32")
 def driver(monkeypatch):
     """ssmgen.load as on a host with torch and a GPU."""
     cuda = FakeCuda(sizes=[8, 4, 4])
-    monkeypatch.setattr("ssmgen.driver.driver", lambda: Driver(cuda))
+    monkeypatch.setattr("ssmgen.runtime.driver.driver", lambda: Driver(cuda))
     monkeypatch.setattr(loading, "need", lambda module, install: None)
     return cuda
 
@@ -64,7 +64,7 @@ def test_the_real_cuda_tile_stays_what_it_was(tmp_path, driver):
     import cuda.tile as ct
 
     assert ct is real
-    own = ssmgen.load(write_package(tmp_path), backend="jit")
+    own = import_plainly(write_package(tmp_path))
     assert own.ct is real
     assert type(own.route_stage.stage) is real.kernel
     assert package.route_stage.stage is not own.route_stage.stage
@@ -77,10 +77,10 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from fake_cuda import FakeCuda
-from ssmgen.archive import Archive
-from ssmgen.driver import Driver
-from ssmgen.launch import Launcher
-from ssmgen.standin import import_package
+from ssmgen.runtime.archive import Archive
+from ssmgen.runtime.driver import Driver
+from ssmgen.runtime.launch import Launcher
+from ssmgen.runtime.standin import import_package
 import ssmgen.loading, ssmgen.paths
 absent = "cuda.tile", "jinja2", "pydantic", "ruamel", "rich", "sympy", "typer"
 assert not any(name in sys.modules for name in absent)
@@ -175,19 +175,6 @@ def test_names_and_specs_find_the_package(tmp_path, monkeypatch):
 def test_options_that_do_not_fit_are_refused(options):
     with pytest.raises(UsageError):
         ssmgen.load("tiny", **options)
-
-
-def test_a_missing_compiler_is_said_before_the_first_launch(tmp_path, monkeypatch):
-    compile_ = pytest.importorskip("cuda.tile._compile")
-
-    def absent():
-        raise FileNotFoundError("'tileiras' compiler not found")
-
-    monkeypatch.setattr(loading, "need", lambda module, install: None)
-    monkeypatch.setattr(compile_, "_find_compiler_bin", absent)
-    with pytest.raises(LaunchError, match="tileiras") as caught:
-        ssmgen.load(write_package(tmp_path))
-    assert "ssmgen[compile,gpu]" in str(caught.value)
 
 
 def test_a_missing_module_is_named():

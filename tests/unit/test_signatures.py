@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssmgen import archive, plans, signatures, spec
+from ssmgen import plans, signatures, spec
 from ssmgen.ops.mamba_chunk_scan_combined import Shape
 from ssmgen.plans import PLANS
+from ssmgen.runtime import archive
 from ssmgen.signatures import ALIGNED, GENERAL, VARIANTS, ArrayPromise, ScalarPromise
 from ssmgen.stages.base import ITEM_BYTES, Array, Parameter, Scalar, round_up
 from ssmgen.targets import target

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ssmgen.errors import LaunchError
+from .errors import LaunchError
 
 # cuTile kernels count in tile blocks; the compiler alone decides how many threads work on one
 BLOCK = (1, 1, 1)
@@ -32,9 +32,10 @@ class Device:
 
 
 class Ready(Protocol):
-    """What a launch needs: a handle from `load`, the address of the array of addresses of its arguments, a name."""
+    """What a launch needs: a handle from `load`, a grid, the address of its arguments' addresses, a name."""
 
     function: Any
+    grid: tuple[int, int, int]
     parameters: int
     name: str
 
@@ -49,25 +50,42 @@ class Driver:
         self._lock = threading.Lock()
         self._ok = cu.CUresult.CUDA_SUCCESS
 
+    def targets(self) -> tuple[str, ...]:
+        """The targets of this machine's GPUs, sorted; no context is made. LaunchError where there is no CUDA driver."""
+        cu = self._cu
+        try:
+            self._call("cuInit", cu.cuInit(0))
+        except RuntimeError as e:
+            # cuda-bindings finds no libcuda
+            raise LaunchError("no CUDA driver is installed here", found=e, next="run where there is a GPU") from None
+        count = self._call("cuDeviceGetCount", cu.cuDeviceGetCount())
+        return tuple(sorted({self._target(self._get(ordinal)) for ordinal in range(count)}))
+
     def device(self, ordinal: int) -> Device:
         """The device; its primary context is retained for the life of the process, as torch does."""
         found = self._devices.get(ordinal)
         if found is None:
             cu = self._cu
             self._call("cuInit", cu.cuInit(0))
-            device = self._call("cuDeviceGet", cu.cuDeviceGet(ordinal))
-            attribute = cu.CUdevice_attribute
-            major, minor = (
-                self._call("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, device))
-                for which in (
-                    attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                    attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-                )
-            )
+            device = self._get(ordinal)
             context = self._call("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(device))
-            found = Device(ordinal, context, int(context), f"sm_{major}{minor}")
+            found = Device(ordinal, context, int(context), self._target(device))
             found = self._devices.setdefault(ordinal, found)
         return found
+
+    def _get(self, ordinal: int) -> Any:
+        return self._call("cuDeviceGet", self._cu.cuDeviceGet(ordinal))
+
+    def _target(self, device: Any) -> str:
+        cu, attribute = self._cu, self._cu.CUdevice_attribute
+        major, minor = (
+            self._call("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, device))
+            for which in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        return f"sm_{major}{minor}"
 
     def load(self, device: Device, cubin: bytes, key: str, symbol: str) -> Any:
         """A launchable handle of `symbol` in `cubin`, ready on `device`; `key` names the cubin's content.
@@ -91,19 +109,22 @@ class Driver:
         # a kernel, unlike a function, is good in every context: the launch takes its stream's
         return cu.CUfunction(int(kernel))
 
-    def launch(self, device: Device, ready: Ready, grid: tuple[int, int, int], stream: int) -> None:
-        """cuLaunchKernel on `stream`, whose context must be the device's; nothing here waits for anything."""
-        cu = self._cu
+    def launch(self, device: Device, launches: Iterable[Ready], stream: int) -> None:
+        """cuLaunchKernel of each on `stream`, whose context must be the device's; nothing here waits for anything."""
         if stream <= LAST_CONTEXTLESS_STREAM:
-            result, context = cu.cuCtxGetCurrent()
+            result, context = self._cu.cuCtxGetCurrent()
             if result is not self._ok or int(context) != device.handle:
                 with self._current(device):
-                    (result,) = cu.cuLaunchKernel(ready.function, *grid, *BLOCK, 0, stream, ready.parameters, 0)
-                self._call(f"{ready.name}: cuLaunchKernel with grid {grid}", (result,))
+                    self._launch(launches, stream)
                 return
-        (result,) = cu.cuLaunchKernel(ready.function, *grid, *BLOCK, 0, stream, ready.parameters, 0)
-        if result is not self._ok:
-            self._call(f"{ready.name}: cuLaunchKernel with grid {grid}", (result,))
+        self._launch(launches, stream)
+
+    def _launch(self, launches: Iterable[Ready], stream: int) -> None:
+        launch, ok = self._cu.cuLaunchKernel, self._ok
+        for ready in launches:
+            (result,) = launch(ready.function, *ready.grid, *BLOCK, 0, stream, ready.parameters, 0)
+            if result is not ok:
+                self._call(f"{ready.name}: cuLaunchKernel with grid {ready.grid}", (result,))
 
     @contextmanager
     def _current(self, device: Device) -> Iterator[None]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ssmgen.errors import LaunchError
+from .errors import LaunchError
 
 TILE = "cuda.tile"
 _numbers = itertools.count()
@@ -42,7 +42,7 @@ class Inert:
         raise LaunchError(
             f"{self._name}() is called outside a kernel",
             expected="host code that uses only ct.launch, ct.kernel and ct.cdiv",
-            next='load the package with backend="jit"',
+            next="import the package itself, with cuda-tile, for what it does on the host",
         )
 
     def __repr__(self) -> str:
@@ -65,13 +65,12 @@ class TileModule(ModuleType):
 
 
 def import_package(
-    source: Path | Mapping[str, str], label: str, tile: ModuleType | None, own: Mapping[str, Any] | None = None
+    source: Path | Mapping[str, str], label: str, tile: ModuleType, own: Mapping[str, Any] | None = None
 ) -> ModuleType:
     """The package in the folder `source`, imported anew under a private name that holds `label`.
 
-    `source` may also be the package's texts, by path inside it. `tile` None leaves `cuda.tile` real; `own` replaces
-    builtins of its modules. They stay in sys.modules under that name, as relative imports need; after a failure none is
-    left there.
+    `source` may also be the package's texts, by path inside it. `own` replaces builtins of its modules. They stay in
+    sys.modules under that name, as relative imports need; after a failure none is left there.
     """
     if isinstance(source, Path):
         return _import(label, source / "__init__.py", tile, own, [str(source)])
@@ -87,25 +86,24 @@ def import_file(path: Path, label: str, tile: ModuleType, own: Mapping[str, Any]
 
 
 def _import(
-    label: str, path: Path, tile: ModuleType | None, own: Mapping[str, Any] | None, locations: list[str] | None
+    label: str, path: Path, tile: ModuleType, own: Mapping[str, Any] | None, locations: list[str] | None
 ) -> ModuleType:
     name = _new_name(label)
-    if tile is None:
-        loader = SourceFileLoader(name, str(path))
-    else:
-        _finder.own[name] = _builtins(tile, own)
-        loader = _Loader(name, str(path))
+    _finder.own[name] = _builtins(tile, own)
+    loader = _Loader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader, submodule_search_locations=locations)
     assert spec is not None
     return _execute(spec)
 
 
 def _new_name(label: str) -> str:
-    return f"_ssmgen_{label}_{next(_numbers)}"
+    names = (f"_ssmgen_{label}_{number}" for number in _numbers)
+    # a bundle has a copy of this module, which counts for itself
+    return next(name for name in names if name not in sys.modules)
 
 
-def _builtins(tile: ModuleType | None, own: Mapping[str, Any] | None) -> dict[str, Any]:
-    return vars(builtins) | dict(own or {}) | ({"__import__": _importer(tile)} if tile else {})
+def _builtins(tile: ModuleType, own: Mapping[str, Any] | None) -> dict[str, Any]:
+    return vars(builtins) | dict(own or {}) | {"__import__": _importer(tile)}
 
 
 def _execute(spec: ModuleSpec) -> ModuleType:

@@ -16,46 +16,14 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ssmgen.archive import INT32_MAX, Archive, ArrayParameter, Parameter, ScalarParameter
-from ssmgen.driver import MAX_GRID, Device, Driver
-from ssmgen.errors import LaunchError
-from ssmgen.naming import KernelId
-from ssmgen.standin import TileModule
+from .archive import ALIGNMENT, INT32_MAX, Archive, ArrayParameter, Parameter, ScalarParameter, target_of
+from .arguments import Ready
+from .driver import MAX_GRID, Device, Driver
+from .errors import LaunchError
+from .standin import TileModule
 
 # how many distinct sets of shapes and strides a kernel keeps ready in each thread
 KEPT = 256
-
-
-class Ready:
-    """One kernel's arguments laid out for cuLaunchKernel: shapes and strides filled in, pointers and scalars open."""
-
-    __slots__ = ("_arguments", "_table", "device", "fill", "function", "name", "parameters")
-
-    def __init__(self, kernel: Kernel, device: Device, function: Any, geometry: Sequence[int]) -> None:
-        arrays = [p for p in kernel.parameters if isinstance(p, ArrayParameter)]
-        scalars = [p for p in kernel.parameters if isinstance(p, ScalarParameter)]
-        codes = "".join("i" if p.dtype == "int32" else "f" for p in scalars)
-        # all that changes from call to call stands first, so that one pack writes it
-        head = struct.Struct(f"<{len(arrays)}Q{codes}")
-        words = (head.size + 4 * len(geometry) + 7) // 8
-        self._arguments = (ctypes.c_uint64 * words)()
-        base = ctypes.addressof(self._arguments)
-        struct.pack_into(f"<{len(geometry)}i", self._arguments, head.size, *geometry)
-
-        addresses: list[int] = []
-        pointer, scalar, size = base, base + 8 * len(arrays), base + head.size
-        for parameter in kernel.parameters:
-            if isinstance(parameter, ArrayParameter):
-                count = 2 * parameter.ndim
-                addresses += [pointer, *range(size, size + 4 * count, 4)]
-                pointer, size = pointer + 8, size + 4 * count
-            else:
-                addresses.append(scalar)
-                scalar += 4
-        self._table = (ctypes.c_void_p * len(addresses))(*addresses)
-        self.parameters = ctypes.addressof(self._table)
-        self.fill: Callable[..., None] = functools.partial(head.pack_into, self._arguments, 0)
-        self.device, self.function, self.name = device, function, kernel.name
 
 
 class _PerThread(threading.local):
@@ -63,9 +31,6 @@ class _PerThread(threading.local):
 
     def __init__(self) -> None:
         self.ready: dict[tuple[object, ...], Ready] = {}
-        # the usual case is the last one again: comparing is cheaper than hashing
-        self.last: list[Any] = []
-        self.latest: Any = None
 
 
 class Kernel:
@@ -82,7 +47,7 @@ class Kernel:
 
     @functools.cached_property
     def name(self) -> str:
-        return self._launcher.id_of(self._source).format()
+        return self._launcher.name_of(self._source)
 
     @functools.cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -104,32 +69,35 @@ class Kernel:
 
         return split
 
-    def launch(self, stream: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-        """One launch; what does not change from call to call comes from the thread's table."""
+    def launch(self, stream: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> tuple[Ready, int]:
+        """One launch: how it was done, on which stream. What recurs from call to call comes from the thread's table."""
         try:
             arrays, scalars = self._split(args)
             pointers = [a.data_ptr() for a in arrays]
             key: list[Any] = [(a.shape, a.stride(), a.dtype, a.get_device()) for a in arrays]
         except (AttributeError, IndexError, TypeError):
             raise self._wrong_arguments(args) from None
-        if functools.reduce(operator.or_, pointers) & 15:
-            key += [pointer & 15 for pointer in pointers]
-        threads = self._threads
-        if key != threads.last:
-            ready = threads.ready.get(tuple(key)) or self._prepare(tuple(key), args)
-            threads.last, threads.latest = key, ready
-        else:
-            ready = threads.latest
-        try:
-            ready.fill(*pointers, *scalars)
-        except (struct.error, OverflowError):
-            ready.fill(*pointers, *self._scalars(scalars))
+        if functools.reduce(operator.or_, pointers) % ALIGNMENT:
+            key += [pointer % ALIGNMENT for pointer in pointers]
+        ready = self._threads.ready.get(tuple(key)) or self._prepare(tuple(key), args)
+        if ready.busy:
+            ready = self._make_ready(args)
         if type(stream) is not int:
             stream = _handle(stream, ready)
         x, y, z = (*grid, 1, 1)[:3]
         if not (0 < x <= MAX_GRID and 0 < y <= MAX_GRID and 0 < z <= MAX_GRID and len(grid) <= 3):
             raise LaunchError(f"bad grid for {self.name}", found=grid, expected=f"1 to 3 sizes from 1 to {MAX_GRID}")
-        self._launcher.driver.launch(ready.device, ready, (x, y, z), stream)
+        ready.busy = True
+        try:
+            try:
+                ready.fill(*pointers, *scalars)
+            except (struct.error, OverflowError):
+                ready.fill(*pointers, *self.scalars(scalars))
+            ready.grid = (x, y, z)
+            self._launcher.driver.launch(ready.device, (ready,), stream)
+        finally:
+            ready.busy = False
+        return ready, stream
 
     def _prepare(self, key: tuple[object, ...], args: tuple[Any, ...]) -> Ready:
         ready = self._threads.ready
@@ -155,13 +123,13 @@ class Kernel:
                     break
                 laid_out += (*argument.shape, *strides)
             else:
-                return Ready(self, device, self._launcher.function(self.name, variant, device), laid_out)
+                return Ready(self, self._launcher.function(self.name, variant, device), device, laid_out)
         variant, name, found, expected = refusals[-1]
         raise LaunchError(
             f"argument {name} of {self.name} breaks what the {variant} variant was compiled for",
             found=found,
             expected=expected,
-            next=f"pass {name}.contiguous()",
+            next=f"pass {name}.clone(memory_format=torch.contiguous_format)",
         )
 
     def _ordinal(self, pairs: Sequence[tuple[ArrayParameter, Any]]) -> int:
@@ -199,7 +167,7 @@ class Kernel:
                 next="split the call over the batch, or over the tokens by way of the states",
             )
 
-    def _scalars(self, scalars: Sequence[Any]) -> list[Any]:
+    def scalars(self, scalars: Sequence[Any]) -> list[Any]:
         """The scalars as their parameters want them; a float beyond float32 is infinite, as it is for the compiler."""
         names = [p for p in self.parameters if isinstance(p, ScalarParameter)]
         return [_scalar(p, value, self.name) for p, value in zip(names, scalars, strict=True)]
@@ -220,6 +188,12 @@ class Kernel:
         return LaunchError(f"the arguments of {self.name} cannot be read", expected=f"tensors and scalars: {names}")
 
 
+class _Watching(threading.local):
+    """Who makes this thread's launches, in the place of the kernel itself."""
+
+    by: Callable[[Kernel, Any, tuple[int, ...], tuple[Any, ...]], None] | None = None
+
+
 class Launcher:
     """The cubin backend of the package in `directory`."""
 
@@ -227,6 +201,7 @@ class Launcher:
         self.directory = directory.resolve()
         self.archive = archive
         self.driver = driver
+        self.watched = _Watching()
 
     def tile(self) -> ModuleType:
         """The stand-in `cuda.tile` that the package is imported with."""
@@ -251,17 +226,20 @@ class Launcher:
             raise LaunchError("ct.launch wants a kernel of the package", found=repr(kernel))
         if programmatic_dependent_launch:
             raise LaunchError(f"{kernel.name}: programmatic dependent launch is not supported from cubins yet")
-        kernel.launch(stream, grid, kernel_args)
+        if self.watched.by is None:
+            kernel.launch(stream, grid, kernel_args)
+        else:
+            self.watched.by(kernel, stream, grid, kernel_args)
 
-    def id_of(self, source: Path) -> KernelId:
-        """The id behind a kernel's file: the package's own name and the path inside it."""
+    def name_of(self, source: Path) -> str:
+        """The name of the kernel in a file: the package's own name and the path inside it."""
         inside = source.resolve().relative_to(self.directory).with_suffix("")
-        return KernelId.parse("/".join((self.directory.name, *inside.parts)))
+        return "/".join((self.directory.name, *inside.parts))
 
     def function(self, name: str, variant: str, device: Device) -> Any:
         """The loaded function of a kernel's variant on `device`; LaunchError where the archive cannot serve it."""
         entry = self.archive.kernel(name)
-        if KernelId.parse(name).target != device.target:
+        if target_of(name) != device.target:
             raise LaunchError(
                 f"{name} cannot run on this GPU",
                 found=device.target,

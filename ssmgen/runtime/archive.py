@@ -8,19 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ssmgen.errors import LaunchError
-from ssmgen.naming import KernelId
+from .errors import LaunchError
 
 INDEX = "index.json"
 SCHEMA = 1
 INT32_MAX = 2**31 - 1
+# bytes: a launch is prepared once for all addresses that are equal modulo this
+ALIGNMENT = 16
 # the most special first: the first whose promises hold is launched
 VARIANTS = ("aligned", "general")
 _CUBIN = re.compile(r"([0-9a-f]{64})\.cubin")
@@ -104,12 +104,20 @@ class Entry:
         return tuple(v for v in VARIANTS if v in self.symbols)
 
 
-class Archive:
-    """An opened archive at `path`: `compiler`, and the kernels by the text of their KernelId."""
+def target_of(name: str) -> str:
+    """The target of the kernel called `model/target/operator/route/stage`."""
+    return name.split("/")[1]
 
-    def __init__(self, path: Path) -> None:
+
+class Archive:
+    """An opened archive at `path`: `compiler`, and the kernels by the text of their KernelId.
+
+    `files` are its contents where they are in memory; `path` is then what errors name.
+    """
+
+    def __init__(self, path: Path, files: Mapping[str, bytes] | None = None) -> None:
         self.path = path
-        self._files = _read_tar(path) if path.is_file() else None
+        self._files = _read_tar(path) if files is None and path.is_file() else files
         index = self._index()
         self.compiler: str = index["compiler"]
         self._raw: dict[str, Any] = index["kernels"]
@@ -118,7 +126,7 @@ class Archive:
     @cached_property
     def targets(self) -> tuple[str, ...]:
         """The targets of all its kernels, sorted."""
-        return tuple(sorted({KernelId.parse(name).target for name in self._raw}))
+        return tuple(sorted({target_of(name) for name in self._raw}))
 
     def kernel(self, name: str) -> Entry:
         """The kernel called `model/target/operator/route/stage`; LaunchError where there is none."""
@@ -208,6 +216,8 @@ class Archive:
 
 def _read_tar(path: Path) -> dict[str, bytes]:
     """The members by bare file name: one folder deep or none; nothing is unpacked to disk."""
+    import tarfile
+
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:*") as tar:
@@ -235,4 +245,7 @@ def _promise(raw: Mapping[str, Any], ndim: int) -> Promise:
     if any(len(values) != ndim for values in axes.values()) or set(raw) != set(Promise.__dataclass_fields__):
         # a promise that is not understood cannot be checked
         raise ValueError(f"promises {', '.join(raw)} of rank {ndim}")
-    return Promise(int(raw["base_divisible_by"]), **axes)
+    base = int(raw["base_divisible_by"])
+    if base < 1 or ALIGNMENT % base:
+        raise ValueError(f"base_divisible_by {base}, which does not divide {ALIGNMENT}")
+    return Promise(base, **axes)
