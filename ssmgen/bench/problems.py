@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Forward:
-    """One call: `chunk` is the config's chunk size, which peers use and ssmgen ignores."""
+    """One call: `chunk` is the config's chunk size, which peers use and ssmgen ignores.
+
+    `sequences` of drawn lengths lie in a row; 0 for a call without packed sequences.
+    """
 
     model: str
     batch: int
     tokens: int
     chunk: int
+    sequences: int = 0
 
 
 FORWARD = {
@@ -33,7 +37,25 @@ FORWARD = {
     "granite_h_small_2k": Forward("granite_4p0_h_small", 1, 2048, 256),
     "nemotron_nano_9b": Forward("nemotron_nano_9b_v2", 1, 8192, 128),
     "mamba2_2p7b_train": Forward("mamba2_2p7b", 8, 4096, 256),
+    "nemotron_h_8b_packed_1": Forward("nemotron_h_8b", 1, 8192, 128, sequences=1),
+    "nemotron_h_8b_packed_8": Forward("nemotron_h_8b", 1, 8192, 128, sequences=8),
+    "nemotron_h_8b_packed_64": Forward("nemotron_h_8b", 1, 8192, 128, sequences=64),
+    "falcon_h1_7b_packed_8": Forward("falcon_h1_7b", 1, 8192, 128, sequences=8),
+    "nemotron_nano_9b_packed_8": Forward("nemotron_nano_9b_v2", 1, 8192, 128, sequences=8),
+    "nemotron_3_super_tp8_packed_1": Forward("nemotron_3_super_120b_a12b_tp8", 1, 8192, 128, sequences=1),
+    "nemotron_3_super_tp8_packed_8": Forward("nemotron_3_super_120b_a12b_tp8", 1, 8192, 128, sequences=8),
 }
+
+
+def sequences(tokens: int, count: int) -> dict[str, Any]:
+    """seq_idx (1, T) and cu_seqlens (count + 1,) of `count` sequences that fill a row, on the current CUDA device."""
+    import torch
+
+    generator = torch.Generator().manual_seed(count)
+    cuts = torch.randperm(tokens - 1, generator=generator)[: count - 1].sort().values + 1
+    offsets = torch.cat([torch.tensor([0]), cuts, torch.tensor([tokens])])
+    seq_idx = torch.arange(count).repeat_interleave(offsets.diff())[None]
+    return dict(seq_idx=seq_idx.int().cuda(), cu_seqlens=offsets.int().cuda())
 
 
 def inputs(kernels: Any, batch: int, tokens: int, *, seed: int = 0, dtype: torch.dtype | None = None) -> dict[str, Any]:
