@@ -136,7 +136,7 @@ def test_a_layer_is_refused_by_kernels_of_another():
         patch(mixer.float(), load("mamba2_2p7b"))
 
 
-@pytest.mark.skipif("SSMGEN_ARCHIVE" in os.environ, reason="kernels that patch finds itself come from the jit")
+@pytest.mark.skipif("SSMGEN_ARCHIVE" in os.environ, reason="kernels that patch finds itself are compiled here")
 def test_the_kernels_of_a_layer_are_found():
     mixer, _ = layer_of("nemotron_h", LAYERS["nemotron_h"][1])
     with patch(mixer) as patched, torch.no_grad():

@@ -315,8 +315,14 @@ def test_what_cannot_be_repeated_runs_as_it_is(setup):
     nothing = draw(tokens=0)
     assert not setup.replayed(nothing)
     assert "zero_" in setup.replay.why_not()[0]
-    vars(setup.package._forward)["check_decay"] = lambda rates: bool((rates <= 0).all())
+    # a call without validate=True is repeated, and is not taken for one with it
+    assert setup.replayed(draw())
+    checked = []
+    vars(setup.package._forward)["check_decay"] = lambda rates: checked.append(bool((rates <= 0).all()))
+    setup.call(draw())
+    assert not checked
     assert not setup.replayed(draw(), validate=True)
+    assert checked == [True, True]
     assert len(setup.replay.why_not()) == 2
 
 
