@@ -25,6 +25,7 @@ from ssmgen.lock import Lock
 from ssmgen.paths import PACKAGE
 from ssmgen.runtime.bundled import CONTENTS, CUBINS, PACKAGES, SCHEMA
 from ssmgen.spec import Spec
+from ssmgen.writing import uninterrupted
 
 DEFAULT = Path("ssmgen_kernels")
 RUNTIME = "_runtime"
@@ -117,8 +118,10 @@ def _check_writable(path: Path) -> None:
             raise OutputError("is a folder", where=path, expected="a .whl file, or a name for one", next=_ANOTHER)
     elif path.exists() and not path.is_dir():
         raise OutputError("is a file", where=path, expected="a folder, or a name that ends in .whl", next=_ANOTHER)
-    elif path.is_dir() and any(path.iterdir()) and not (path / CONTENTS).is_file():
-        found = ", ".join(sorted(p.name for p in path.iterdir())[:3])
+    elif path.is_symlink():
+        raise OutputError("is a link", where=path, expected="a folder, or a name for one", next=_ANOTHER)
+    elif path.is_dir() and (foreign := _foreign(path)):
+        found = ", ".join(foreign[:3])
         raise OutputError(
             "a folder with something else in it",
             where=path,
@@ -126,6 +129,16 @@ def _check_writable(path: Path) -> None:
             expected="a bundle, or an empty folder",
             next=_ANOTHER,
         )
+
+
+def _foreign(path: Path) -> list[str]:
+    """The files in a folder that no bundle put there: all of them, where it is none."""
+    files = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir() and "__pycache__" not in p.parts}
+    try:
+        listed = set(json.loads((path / CONTENTS).read_text(encoding="utf-8"))["files"]) | {CONTENTS}
+    except (OSError, ValueError, KeyError, TypeError):
+        listed = set()
+    return sorted(files - listed)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -137,18 +150,22 @@ def _write(path: Path, data: bytes) -> None:
 
 def _write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Write the files in place of what was there, all at once; nothing of an older bundle is left."""
+    path = path.resolve()
     mark = secrets.token_hex(8)
     new, old = (path.with_name(f".{path.name}.{what}.{mark}") for what in ("new", "old"))
     try:
         for name, data in files.items():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             (new / name).write_bytes(data)
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
+        with uninterrupted():
+            try:
+                if path.exists():
+                    path.rename(old)
+                new.rename(path)
+            finally:
+                if old.exists() and not path.exists():
+                    old.rename(path)
     except OSError as e:
-        if old.exists() and not path.exists():
-            old.rename(path)
         raise OutputError("the bundle cannot be written", where=path, found=e.strerror or e) from None
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -165,7 +165,7 @@ def _context(name: str, operator: mamba2.Operator) -> Context:
         + ("; z like x" if options.z != "none" else ""),
         checked="A, seq_idx and cu_seqlens" if packed else "A",
         left_out=", ".join(f"{n}={n}" for n in left_out),
-        call=call("out, states = (_operator if traced else forward)(", [*given, "validate"], indent=4),
+        call=call("out, states = (_operator if is_traced(x) else forward)(", [*given, "validate"], indent=4),
         fake=call("def _fake(", [*given, "validate"], "):"),
         entries="x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1" if packed else "x.shape[0]",
         optional_schema="".join(f"Tensor? {n}, " for n in own),

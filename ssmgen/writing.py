@@ -38,7 +38,7 @@ def replace_all(root: Path, files: Mapping[str, str], removed: list[str]) -> Non
     try:
         for relative, text in files.items():
             # what was just made must be on its list before Ctrl-C can come
-            with _uninterrupted():
+            with uninterrupted():
                 _make_folders((root / relative).parent, made)
                 staged.append((_stage(root / relative, text), root / relative))
     except BaseException:
@@ -47,7 +47,7 @@ def replace_all(root: Path, files: Mapping[str, str], removed: list[str]) -> Non
             with suppress(OSError):
                 folder.rmdir()
         raise
-    with _uninterrupted():
+    with uninterrupted():
         try:
             for temporary, path in staged:
                 _move(temporary, path)
@@ -142,7 +142,7 @@ def _unwritable(path: Path, error: OSError) -> OutputError:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Hold Ctrl-C back until the block is done; moving the files in takes milliseconds."""
     if threading.current_thread() is not threading.main_thread():
         yield

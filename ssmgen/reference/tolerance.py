@@ -41,6 +41,7 @@ ELEMENT = 8.0
 FLOOR = 2e-5
 
 _FP32 = 2.0**-24
+_UNDERFLOW = 2.0**-126  # fp32's smallest normal: what a state decays to below it is lost
 # unit roundoffs: of what a matrix product reads, and of what is stored
 _OPERAND = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-11}
 _STORED = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
@@ -226,7 +227,7 @@ def _state(p: _Chunk, h: _Value, r: _Roundings) -> _Value:
     weighted = p.b * (torch.exp(p.log[..., -1:] - p.log) * p.step)[..., None]
     spread = r.operand + r.cast + p.lost[..., None] ** 2 + p.lost[..., -1:, None] ** 2
     variance = last**2 * (h.variance + h.mean**2 * p.lost[..., -1, None, None] ** 2)
-    variance = variance + (p.x_operand**2).transpose(2, 3) @ (weighted**2 * spread)
+    variance = variance + (p.x_operand**2).transpose(2, 3) @ (weighted**2 * spread) + _UNDERFLOW**2
     return _Value(last * h.mean + p.x_operand.transpose(2, 3) @ _rounded(weighted, r.dtype), variance)
 
 

@@ -146,7 +146,7 @@ class Kernel:
         return ordinal
 
     def _check_array(self, parameter: ArrayParameter, argument: Any) -> None:
-        """Dtype, rank, and sizes that int32 index arithmetic holds."""
+        """Dtype, rank, and lengths and strides that an int32 holds; offsets made of them are 64 bits wide."""
         where = f"argument {parameter.name} of {self.name}"
         dtype = str(argument.dtype).removeprefix("torch.")
         if dtype != parameter.dtype or len(argument.shape) != parameter.ndim:
@@ -157,12 +157,10 @@ class Kernel:
             )
         shape, strides = tuple(argument.shape), argument.stride()
         # an axis of one element steps nowhere, whatever its stride
-        steps = [(n - 1, s) for n, s in zip(shape, strides, strict=True) if n > 1]
-        last = sum(n * s for n, s in steps) if all(shape) else 0
-        if max(last, *shape, *(s for _, s in steps)) > INT32_MAX:
+        if max(*shape, *(s for n, s in zip(shape, strides, strict=True) if n > 1), 0) > INT32_MAX:
             raise LaunchError(
-                f"{where} is too large for the kernel's 32-bit index arithmetic",
-                found=f"shape {shape}, strides {strides}, last element at offset {last}",
+                f"{where} is too large for the kernel's 32-bit lengths and strides",
+                found=f"shape {shape}, strides {strides}",
                 expected=f"each at most {INT32_MAX}",
                 next="split the call over the batch, or over the tokens by way of the states",
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,13 @@ from torch.overrides import TorchFunctionMode
 from .archive import ALIGNMENT, ArrayParameter, Parameter
 from .driver import Device
 from .launch import Kernel
+
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda as _empty_strided  # type: ignore[attr-defined]
+except ImportError:
+    _empty_strided = None
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_is_filling: Callable[[], bool] = torch.are_deterministic_algorithms_enabled
 
 # what they answer is in the key, or follows from it
 _LOOKS = frozenset(
@@ -196,7 +204,21 @@ class Recorder(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _allocator(shape: tuple[int, ...], dtype: Any, device: Any) -> Callable[[], Any]:
-    return functools.partial(torch.empty, shape, dtype=dtype, device=device)
+    """`torch.empty` with these arguments, by what Inductor's code allocates with where that does the same: it takes a
+    third of the time.
+    """
+    usual = functools.partial(torch.empty, shape, dtype=dtype, device=device)
+    if _empty_strided is None or device.type != "cuda":
+        return usual
+    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+    def allocate() -> Any:
+        # it knows only the current device, and does not fill memory where torch was asked to
+        if _current_device() != device.index or _is_filling():
+            return usual()
+        return _empty_strided(shape, strides, dtype)
+
+    return allocate
 
 
 def _lay_out(seen: _Seen, slots: Mapping[int, int], content: bytearray) -> list[int]:

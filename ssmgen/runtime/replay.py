@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .archive import ALIGNMENT
 from .launch import Launcher
@@ -179,7 +180,7 @@ class Replay:
 
 
 def _is_watched(tensors: Sequence[Any]) -> bool:
-    """Whether somebody wants to see more than results: a mode that sees every operator, or autograd."""
-    if _modes():
+    """Whether somebody wants to see more than results: a mode that sees every operator, or autograd of either mode."""
+    if _modes() or forward_ad._current_level >= 0:
         return True
     return _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

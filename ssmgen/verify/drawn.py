@@ -43,14 +43,12 @@ class Model:
 def draw(models: int, calls: int, seed: int) -> tuple[Model, ...]:
     """`models` models of `calls` calls each, the same for the same seed."""
     random = Random(seed)
-    return tuple(
-        Model(
-            f"drawn_{at:03}",
-            problems.sample(Drawn, random),
-            tuple(problems.sample(Call, random) for _ in range(calls)),
-        )
-        for at in range(models)
-    )
+    return tuple(_model(f"drawn_{at:03}", calls, random) for at in range(models))
+
+
+def _model(name: str, calls: int, random: Random) -> Model:
+    drawn = problems.sample(Drawn, random)
+    return Model(name, drawn, tuple(problems.sample(Call, random).for_model(drawn.operator) for _ in range(calls)))
 
 
 def write(models: tuple[Model, ...], folder: Path) -> None:

@@ -137,6 +137,28 @@ def test_exported_as_one_operator(kernels: ModuleType) -> None:
         assert torch.equal(actual, expected)
 
 
+@pytest.mark.parametrize("tracing", ["real", "fake", "jit", "functionalize"])
+def test_whoever_traces_meets_the_operator(kernels: ModuleType, tracing: str) -> None:
+    """And no graph of the memory that a launch would have filled."""
+    given = _arguments(20)
+
+    def scan(x: Any) -> Any:
+        return kernels.mamba_chunk_scan_combined(**given | {"x": x}, chunk_size=64, dt_softplus=True)
+
+    expected = scan(given["x"])
+    match tracing:
+        case "jit":
+            traced = torch.jit.trace(scan, (given["x"],))
+        case "functionalize":
+            traced = torch.func.functionalize(scan)
+        case _:
+            traced = torch.fx.experimental.proxy_tensor.make_fx(
+                scan, tracing_mode=tracing, _allow_non_fake_inputs=True
+            )(given["x"])
+            assert kernels._operator in {node.target for node in traced.graph.nodes}
+    assert torch.equal(traced(given["x"]), expected)
+
+
 class TestGradients:
     """There is no backward: said by name, wherever one would be missed."""
 
@@ -148,6 +170,22 @@ class TestGradients:
             kernels.mamba_chunk_scan_combined(**given, chunk_size=64, dt_softplus=True)
         with torch.no_grad():
             kernels.mamba_chunk_scan_combined(**given, chunk_size=64, dt_softplus=True)
+
+    @pytest.mark.parametrize("name", ["x", "D"])
+    def test_of_a_parameter(self, kernels: ModuleType, name: str) -> None:
+        given = _arguments(20)
+        given[name] = torch.nn.Parameter(given[name])
+        with pytest.raises(ValueError, match=rf"^{name}: requires grad, but there is no backward"):
+            kernels.mamba_chunk_scan_combined(**given, chunk_size=64, dt_softplus=True)
+        with torch.no_grad():
+            kernels.mamba_chunk_scan_combined(**given, chunk_size=64, dt_softplus=True)
+
+    def test_of_forward_mode(self, kernels: ModuleType) -> None:
+        given = _arguments(20)
+        with torch.autograd.forward_ad.dual_level():
+            given["dt"] = torch.autograd.forward_ad.make_dual(given["dt"], torch.ones_like(given["dt"]))
+            with pytest.raises(ValueError, match=r"^dt: has a tangent, but there is no derivative"):
+                kernels.mamba_chunk_scan_combined(**given, chunk_size=64, dt_softplus=True)
 
     def test_compiled(self, kernels: ModuleType) -> None:
         torch._dynamo.reset()

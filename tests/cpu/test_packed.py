@@ -115,6 +115,27 @@ def test_both_integer_dtypes_are_the_same(kernels: ModuleType, given: dict[str, 
         assert torch.equal(_scan(kernels, given, **{name: value}), _scan(kernels, given, **{name: value.long()}))
 
 
+def test_int64_is_not_cut_to_its_lower_half(kernels: ModuleType, given: dict[str, Any]) -> None:
+    del given["initial_states"]
+    seq_idx = torch.arange(TOKENS)[None] // 9
+    assert torch.equal(_scan(kernels, given, seq_idx=seq_idx << 32), _scan(kernels, given, seq_idx=seq_idx.int()))
+    with pytest.raises(ValueError, match="cu_seqlens: found"):
+        _scan(kernels, given, cu_seqlens=torch.tensor([0, 2**32 + 9, 2**32 + TOKENS]))
+    with pytest.raises(ValueError, match="cu_seqlens: found"):
+        _scan(kernels, given, cu_seqlens=torch.tensor([-(2**32), TOKENS]))
+
+
+class Wrapped(torch.Tensor):
+    """A tensor whose memory, if it has any, is not its values."""
+
+
+@pytest.mark.parametrize("name", ["dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states", "cu_seqlens"])
+def test_a_subclass_is_refused_by_name(kernels: ModuleType, given: dict[str, Any], name: str) -> None:
+    value = given.get(name, _offsets(0, TOKENS))
+    with pytest.raises(ValueError, match=f"{name}: found a .* Wrapped, expected a strided"):
+        _scan(kernels, given | {name: value.as_subclass(Wrapped)})
+
+
 BAD_VALUES = {
     "decreasing offsets": (dict(cu_seqlens=[0, 20, 10, TOKENS]), r"cu_seqlens: found \[0, 20, 10, 37\], expected"),
     "offsets not from 0": (dict(cu_seqlens=[1, TOKENS]), r"cu_seqlens: found \[1, 37\], expected from 0"),

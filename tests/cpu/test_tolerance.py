@@ -137,6 +137,19 @@ def packed(dtype, **sizes):
     return arguments
 
 
+def test_a_state_below_what_fp32_holds_may_be_zero():
+    arguments = draw(torch.bfloat16)
+    # nothing comes in any more, and what is there decays beyond 2**-126, to where only fp64 sees it
+    for name in ("x", "B", "C"):
+        arguments[name][:, 10:] = 0
+    arguments["A"] = torch.full((4,), -20.0)
+    expected = reference.mamba_chunk_scan_combined(**arguments)
+    honest = tolerance.honest(**arguments)
+    assert 0 < expected[1].abs().max() < 2**-126
+    assert tolerance.excess((expected[0], torch.zeros_like(expected[1])), expected, honest) <= 1
+    assert tolerance.state_excess(torch.full_like(expected[1], 1e-36), expected[1], honest.state_sigma) > 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_deviations_of_packed_gated_rows(dtype):
     arguments = packed(dtype)

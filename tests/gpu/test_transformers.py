@@ -102,17 +102,15 @@ def error(seen, measure) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_layer_does_what_the_librarys_does(name, side, monkeypatch):
+def test_a_layer_does_what_the_librarys_does(name, side):
     spec, sizes = LAYERS[name]
-    # what is measured against is not rounded to tfloat32
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     mixer, config = layer_of(name, sizes)
     hidden = torch.randn(2, TOKENS, config.hidden_size, device=DEVICE, dtype=torch.bfloat16)
     mask = torch.ones(2, TOKENS - 8, device=DEVICE, dtype=torch.int64)
     mask[1, : TOKENS // 3] = 0
     mask = mask if side == "left" else mask.flip(1)
-    with only_torch(mixer):
+    # what is measured against is not rounded to tfloat32, which convolutions are by default
+    with only_torch(mixer), torch.backends.cudnn.flags(allow_tf32=False):
         measure = outputs(copy.deepcopy(mixer).float(), config, hidden, mask)
         own = error(outputs(mixer, config, hidden, mask), measure)
     installed = error(outputs(mixer, config, hidden, mask), measure)

@@ -217,9 +217,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_same_kernels_make_the_same_bytes(made: Path) -> None:
     before = contents(made)
-    (made / "left.py").write_text("of an older bundle")
     bundle.run([(VALUE, LOCK)], [], made, Settings())
     assert contents(made) == before
+    # what no bundle put there is somebody's, wherever it lies
+    (made / "_cubins/notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="a folder with something else in it") as refused:
+        bundle.run([(VALUE, LOCK)], [], made, Settings())
+    assert refused.value.found == "_cubins/notes.txt"
+    (made / "_cubins/notes.txt").unlink()
     wheels = [made.parent / f"{n}/{WHEEL}" for n in "ab"]
     for path in wheels:
         path.parent.mkdir()

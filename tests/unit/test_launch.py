@@ -131,7 +131,6 @@ def test_strides_of_single_elements_are_settled(setup):
     [
         (replace(X, shape=(2, 2**31, 4, 64)), "2147483648"),
         (replace(X, strides=(2**31, 512, 64, 1)), "2147483648"),
-        (replace(X, shape=(9, 300, 4, 64), strides=(2**28, 512, 64, 1)), str(8 * 2**28 + 299 * 512 + 3 * 64 + 63)),
     ],
 )
 def test_what_int32_cannot_hold_is_refused(setup, x, found):
@@ -142,6 +141,8 @@ def test_what_int32_cannot_hold_is_refused(setup, x, found):
 
 
 def test_a_slice_of_one_batch_of_something_huge_is_taken(setup):
+    # offsets are 64 bits wide: only lengths and strides have to fit
+    setup.run(replace(X, shape=(9, 300, 4, 64), strides=(2**28, 512, 64, 1)), RATES, 1, 0.5)
     launch = setup.run(replace(X, shape=(1, 300, 4, 64), strides=(2**40, 7_000_000, 64, 1)), RATES, 1, 0.5)
     assert launch.parameters[5:9] == ints(300 * 7_000_000, 7_000_000, 64, 1)
     launch = setup.run(replace(X, shape=(1, 300, 4, 64), strides=(2**40, 7_180_000, 64, 1)), RATES, 1, 0.5)

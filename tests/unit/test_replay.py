@@ -12,6 +12,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from fake_cuda import CUresult, FakeCuda
@@ -295,7 +296,6 @@ def test_every_difference_that_a_launch_could_show_is_another_key(setup):
         (draw(), {"dt_limit": (0.0, 1.0)}),
         (draw(), {"dt_limit": (-0.0, 1.0)}),
         (draw(), {"seq_idx": torch.zeros(1, 100, dtype=torch.int32)}),
-        (draw(), {"seq_idx": torch.zeros(1, 100, dtype=torch.int64)}),
         (draw(), {"cu_seqlens": torch.tensor([0, 100], dtype=torch.int32)}),
         (draw(), {"cu_seqlens": torch.tensor([0, 50, 100], dtype=torch.int32)}),
         (draw() | {"A": torch.nn.Parameter(-torch.ones(8), requires_grad=False)}, {}),
@@ -383,22 +383,21 @@ def test_inference_tensors_and_modes(setup):
     assert len(setup.programs()) == 1
 
 
-def test_a_mode_that_watches_operators_sees_them_all(setup):
+def test_a_mode_that_watches_operators_sees_the_operator(setup):
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Count(TorchDispatchMode):
-        seen = 0
+    class Seen(TorchDispatchMode):
+        names: ClassVar[list[str]] = []
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            Count.seen += 1
+            Seen.names.append(function.__name__)
             return function(*args, **(kwargs or {}))
 
     arguments = draw()
     setup.call(arguments)
-    (program,) = setup.programs()
-    with Count():
+    with Seen():
         setup.call(arguments)
-    assert Count.seen >= len(program.results) + len(program.offsets)
+    assert Seen.names == ["mamba_chunk_scan_combined.default"]
 
 
 def test_torch_functions_that_are_switched_off_are_not_taken_for_absent(setup):
