@@ -65,7 +65,7 @@ class StageReport:
 class RouteReport:
     """One route on one target; `refused` says why the target cannot serve it, and then there are no stages.
 
-    `floor` counts x, dt, A, B, C, D and dt_bias read once and out written once; `states` the initial and final states,
+    `floor` counts every input but the states read once and out written once; `states` the initial and final states,
     where a call has both; `workspace` what one call allocates between the stages.
     """
 

@@ -13,8 +13,9 @@ from ssmgen.explain import Count, Report, RouteReport, StageReport, TargetReport
 
 LEGEND = """\
 bytes: what a stage moves if it reads and writes each of its arrays once; FLOPs: of its matrix products.
-floor: x, dt, A, B, C, D and dt_bias read once, out written once; states: initial and final states, where a call has
-them; workspace: allocated between the stages.
+floor: every input that is as long as the prompt read once, out written once, and the vectors; states: initial and final
+states, where a call has them; workspace: allocated between the stages. Figures of packed routes are of one sequence a
+row: a sequence more adds a state of each kind.
 """
 
 

@@ -47,6 +47,14 @@ def run(request: Request) -> list[Row]:
     specs = [each for each in repository.open_specs(request.specs).loaded if each.has_kernels]
     if not specs:
         raise UsageError("no spec with kernels", next="ssmgen new CONFIG.json")
+    for each in specs:
+        operator = each.spec.operators.mamba_chunk_scan_combined
+        packed = [p for p in given if operator and p.call != p.call.for_model(operator)]
+        if packed:
+            raise UsageError(
+                f"problem: {packed[0]} has packed sequences, which {each.spec.model.name} does not take",
+                expected="options.packed: true in its spec, or a problem without sequences and cuts",
+            )
     with table.progress("verifying", len(specs) * (len(given) or settings.examples)) as step:
         rows = _stepped(running.models(specs, given, settings), step)
     if settings.device == "cpu" and request.compiling:

@@ -198,7 +198,10 @@ def test_a_drawn_problem_needs_no_spec() -> None:
     assert code == 2
 
 
-@pytest.mark.parametrize("arguments", [("--device", "tpu"), ("--archive", "a.tar.xz"), ("--problem", "heads=1")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--device", "tpu"), ("--archive", "a.tar.xz"), ("--problem", "heads=1"), ("--problem", "sequences=seq_idx")],
+)
 def test_what_cannot_be_obeyed_is_refused(project: Path, arguments: tuple[str, str]) -> None:
     assert run("small", *arguments)[0] == 2
 

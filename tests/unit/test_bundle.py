@@ -7,6 +7,8 @@ import csv
 import hashlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -232,6 +234,20 @@ def test_the_same_kernels_make_the_same_bytes(made: Path) -> None:
     assert wheels[0].read_bytes() == wheels[1].read_bytes()
     listed = json.loads(before["bundle.json"])["files"]
     assert listed == {n: hashlib.sha256(d).hexdigest() for n, d in before.items() if n != "bundle.json"}
+
+
+def test_ctrl_c_between_the_old_and_the_new_leaves_one_of_them(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, rename = contents(made), Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        os.kill(os.getpid(), signal.SIGINT)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bundle.run([(VALUE, LOCK)], [], made, Settings())
+    assert contents(made) == before
+    assert [path.name for path in made.parent.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_wheel_is_whole_and_serves(made: Path, tmp_path: Path) -> None:
