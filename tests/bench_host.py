@@ -103,7 +103,7 @@ def host_us(call: Callable[[], object]) -> dict[str, float]:
         # a GPU that woke up too early would have been waited for
         assert not asleep.query(), "the GPU woke up: raise SLEEP"
     torch.cuda.synchronize()
-    return dict(median=statistics.median(taken), least=min(taken))
+    return dict(median=statistics.median(taken), least=min(taken), p90=statistics.quantiles(taken, n=10)[-1])
 
 
 def eager_us(call: Callable[[], object]) -> float:
@@ -127,14 +127,15 @@ def parts(kernels: ModuleType, call: Callable[[], Any]) -> dict[str, float]:
     import torch
 
     replay = getattr(kernels.forward, "__self__", None)
-    calls = next(iter(replay._threads.kinds.values())) if replay else None
-    if calls is None or isinstance(calls.latest, str):
+    latest = replay and replay._threads.latest
+    if latest is None:
         return {}
-    program = calls.latest
-    stream = replay._stream(program.device.ordinal)
+    program = latest.program
+    launches, stream = program.launches, replay._stream(program.launches.device.ordinal)
     result = dict(
-        allocations=host_us(lambda: ([make() for make in program.results], program.workspace()))["median"],
-        launches=host_us(lambda: replay._driver.launch(program.device, program.steps, stream))["median"],
+        allocations=host_us(program.allocate)["median"],
+        one_graph=host_us(lambda: replay._driver.launch_together(launches, stream))["median"],
+        one_by_one=host_us(lambda: replay._driver.launch(launches.device, launches.launches, stream))["median"],
     )
     own, answer = kernels.forward, call()
     vars(kernels)["forward"] = lambda *given: (answer, answer)

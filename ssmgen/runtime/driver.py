@@ -6,12 +6,14 @@ Contexts are torch's: each device's primary one. It knows no archive, no promise
 from __future__ import annotations
 
 import functools
+import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .chain import Chain, Chains
 from .errors import LaunchError
 
 # cuTile kernels count in tile blocks; the compiler alone decides how many threads work on one
@@ -19,6 +21,8 @@ BLOCK = (1, 1, 1)
 MAX_GRID = 2**24 - 1
 # CU_STREAM_LEGACY and CU_STREAM_PER_THREAD; these and 0 belong to whatever context is current
 LAST_CONTEXTLESS_STREAM = 2
+# asked for by somebody who wants to know which kernel fails
+_IS_BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,33 @@ class Ready(Protocol):
     name: str
 
 
+class Together:
+    """Launches that are made together, again and again; what a graph is told of them is made on first use."""
+
+    __slots__ = ("_nodes", "device", "launches", "name")
+
+    def __init__(self, device: Device, launches: Sequence[Ready]) -> None:
+        self.device = device
+        self.launches = tuple(launches)
+        self.name = ", ".join(ready.name for ready in launches)
+        self._nodes: list[Any] | None = None
+
+    def nodes(self, cu: Any) -> list[Any]:
+        """CUDA_KERNEL_NODE_PARAMS of each."""
+        if self._nodes is None:
+            self._nodes = [self._node(cu, ready) for ready in self.launches]
+        return self._nodes
+
+    def _node(self, cu: Any, ready: Ready) -> Any:
+        node = cu.CUDA_KERNEL_NODE_PARAMS()
+        node.kern = cu.CUkernel(int(ready.function))
+        node.ctx = self.device.context
+        node.gridDimX, node.gridDimY, node.gridDimZ = ready.grid
+        node.blockDimX, node.blockDimY, node.blockDimZ = BLOCK
+        node.kernelParams = ready.parameters
+        return node
+
+
 class Driver:
     """Loads cubins and launches what is in them. `cu` is cuda.bindings.driver, or a fake of it."""
 
@@ -48,6 +79,7 @@ class Driver:
         self._devices: dict[int, Device] = {}
         self._libraries: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._chains = Chains()
         self._ok = cu.CUresult.CUDA_SUCCESS
 
     def targets(self) -> tuple[str, ...]:
@@ -93,31 +125,51 @@ class Driver:
         All loading is done here, in relaxed capture mode, so that a first call may stand inside a graph capture.
         """
         cu = self._cu
-        relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        mode = self._call("cuThreadExchangeStreamCaptureMode", cu.cuThreadExchangeStreamCaptureMode(relaxed))
-        try:
-            with self._current(device), self._lock:
-                library = self._libraries.get(key)
-                if library is None:
-                    loaded = cu.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
-                    library = self._call(f"loading {symbol} on {device.target}: cuLibraryLoadData", loaded)
-                    self._libraries[key] = library
-                kernel = self._call(f"{symbol}: cuLibraryGetKernel", cu.cuLibraryGetKernel(library, symbol.encode()))
-                self._call(f"{symbol} on {device.target}: cuKernelGetFunction", cu.cuKernelGetFunction(kernel))
-        finally:
-            cu.cuThreadExchangeStreamCaptureMode(mode)
+        with self._relaxed(), self._current(device), self._lock:
+            library = self._libraries.get(key)
+            if library is None:
+                loaded = cu.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
+                library = self._call(f"loading {symbol} on {device.target}: cuLibraryLoadData", loaded)
+                self._libraries[key] = library
+            kernel = self._call(f"{symbol}: cuLibraryGetKernel", cu.cuLibraryGetKernel(library, symbol.encode()))
+            self._call(f"{symbol} on {device.target}: cuKernelGetFunction", cu.cuKernelGetFunction(kernel))
         # a kernel, unlike a function, is good in every context: the launch takes its stream's
         return cu.CUfunction(int(kernel))
 
     def launch(self, device: Device, launches: Iterable[Ready], stream: int) -> None:
         """cuLaunchKernel of each on `stream`, whose context must be the device's; nothing here waits for anything."""
-        if stream <= LAST_CONTEXTLESS_STREAM:
-            result, context = self._cu.cuCtxGetCurrent()
-            if result is not self._ok or int(context) != device.handle:
-                with self._current(device):
-                    self._launch(launches, stream)
-                return
-        self._launch(launches, stream)
+        if stream <= LAST_CONTEXTLESS_STREAM and not self._is_current(device):
+            with self._current(device):
+                self._launch(launches, stream)
+        else:
+            self._launch(launches, stream)
+
+    def launch_together(self, together: Together, stream: int) -> None:
+        """The same, as one graph where that can be. A stream that is being captured takes no graph: `launch` there."""
+        device = together.device
+        if _IS_BLOCKING or (stream <= LAST_CONTEXTLESS_STREAM and not self._is_current(device)):
+            self.launch(device, together.launches, stream)
+            return
+        key = (device.ordinal, stream, len(together.launches))
+        chain = self._chains.get(key, lambda: self._chain(together, stream))
+        if chain is None:
+            self._launch(together.launches, stream)
+        else:
+            chain.launch(together.nodes(self._cu), stream, together.name)
+
+    def _chain(self, together: Together, stream: int) -> Chain:
+        """A chain for `stream`; LaunchError where the stream's context, such as a green one, is not the device's."""
+        cu, device = self._cu, together.device
+        if stream > LAST_CONTEXTLESS_STREAM:
+            context = self._call("cuStreamGetCtx", cu.cuStreamGetCtx(stream))
+            if int(context) != device.handle:
+                raise LaunchError("the stream is of another context than the primary one", found=int(context))
+        with self._relaxed():
+            return Chain(cu, together.nodes(cu), self._call)
+
+    def _is_current(self, device: Device) -> bool:
+        result, context = self._cu.cuCtxGetCurrent()
+        return result is self._ok and int(context) == device.handle
 
     def _launch(self, launches: Iterable[Ready], stream: int) -> None:
         launch, ok = self._cu.cuLaunchKernel, self._ok
@@ -125,6 +177,17 @@ class Driver:
             (result,) = launch(ready.function, *ready.grid, *BLOCK, 0, stream, ready.parameters, 0)
             if result is not ok:
                 self._call(f"{ready.name}: cuLaunchKernel with grid {ready.grid}", (result,))
+
+    @contextmanager
+    def _relaxed(self) -> Iterator[None]:
+        """Lets this thread do what a capture elsewhere would not otherwise stand."""
+        cu = self._cu
+        relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        mode = self._call("cuThreadExchangeStreamCaptureMode", cu.cuThreadExchangeStreamCaptureMode(relaxed))
+        try:
+            yield
+        finally:
+            cu.cuThreadExchangeStreamCaptureMode(mode)
 
     @contextmanager
     def _current(self, device: Device) -> Iterator[None]:

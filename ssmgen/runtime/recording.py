@@ -22,14 +22,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .archive import ALIGNMENT, ArrayParameter, Parameter
-from .driver import Device
+from .driver import Device, Together
 from .launch import Kernel
 
 try:
     from torch._C._dynamo.guards import _empty_strided_cuda as _empty_strided  # type: ignore[attr-defined]
 except ImportError:
     _empty_strided = None
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+# the ordinal of it
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _is_filling: Callable[[], bool] = torch.are_deterministic_algorithms_enabled
 
 # what they answer is in the key, or follows from it
@@ -92,22 +93,21 @@ class Step:
 class Program:
     """A call that can be repeated: copies, results, one block of workspaces, launches.
 
-    `fill` takes the addresses of inputs, copies, results and workspaces, the last at `offsets` in a block of `room`
-    bytes. It is one thread's own.
+    `fill` takes the addresses of inputs, copies, results and the workspaces, which lie at `offsets` in the block that
+    `allocate` returns last, after the results. It is one thread's own.
     """
 
-    __slots__ = ("_arguments", "busy", "copies", "device", "fill", "offsets", "results", "room", "steps", "workspace")
+    __slots__ = ("_arguments", "allocate", "busy", "copies", "fill", "launches", "offsets")
 
     def __init__(self, recorder: Recorder, results: Sequence[Any], workspaces: Sequence[Any]) -> None:
-        self.device = recorder.launches[0].device
         self.copies = tuple(recorder.copies)
-        self.results = tuple(_allocator(tuple(t.shape), t.dtype, t.device) for t in results)
         self.offsets: list[int] = []
-        self.room = 0
+        room = 0
         for tensor in workspaces:
-            self.offsets.append(self.room)
-            self.room += -(-tensor.numel() * tensor.element_size() // _APART) * _APART
-        self.workspace = _allocator((self.room,), torch.uint8, results[0].device)
+            self.offsets.append(room)
+            room += -(-tensor.numel() * tensor.element_size() // _APART) * _APART
+        made = [(tuple(tensor.shape), tensor.dtype) for tensor in results]
+        self.allocate = _allocator([*made, ((room,), torch.uint8)], results[0].device)
         # between filling and launching a finalizer may run, and call this too
         self.busy = False
 
@@ -121,9 +121,10 @@ class Program:
         self.fill: Callable[..., None] = functools.partial(
             struct.Struct(f"<{len(tensors)}Q").pack_into, self._arguments, 0
         )
-        self.steps = tuple(
+        steps = [
             Step(seen, [base + place for place in own]) for seen, own in zip(recorder.launches, places, strict=True)
-        )
+        ]
+        self.launches = Together(recorder.launches[0].device, steps)
 
 
 class Recorder(TorchFunctionMode):  # type: ignore[misc]
@@ -203,22 +204,31 @@ class Recorder(TorchFunctionMode):  # type: ignore[misc]
             yield f"memory that it allocates is not aligned to {ALIGNMENT} bytes"
 
 
-def _allocator(shape: tuple[int, ...], dtype: Any, device: Any) -> Callable[[], Any]:
-    """`torch.empty` with these arguments, by what Inductor's code allocates with where that does the same: it takes a
-    third of the time.
+def _allocator(made: Sequence[tuple[tuple[int, ...], Any]], device: Any) -> Callable[[], list[Any]]:
+    """`torch.empty` of these shapes and dtypes, by what Inductor's code allocates with where that does the same: it
+    takes a third of the time.
     """
-    usual = functools.partial(torch.empty, shape, dtype=dtype, device=device)
+
+    def usual() -> list[Any]:
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made]
+
     if _empty_strided is None or device.type != "cuda":
         return usual
-    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    laid_out = [
+        (shape, tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))), dtype) for shape, dtype in made
+    ]
 
-    def allocate() -> Any:
+    def allocate() -> list[Any]:
         # it knows only the current device, and does not fill memory where torch was asked to
-        if _current_device() != device.index or _is_filling():
+        if current_device() != device.index or _is_filling():
             return usual()
-        return _empty_strided(shape, strides, dtype)
+        return [_empty_strided(*each) for each in laid_out]
 
     return allocate
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _lay_out(seen: _Seen, slots: Mapping[int, int], content: bytearray) -> list[int]:

@@ -21,7 +21,12 @@ from torch.autograd import forward_ad
 
 from .archive import ALIGNMENT
 from .launch import Launcher
-from .recording import Program, Recorder
+from .recording import Program, Recorder, current_device
+
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None  # type: ignore[assignment, misc]
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _address = torch.Tensor.data_ptr
@@ -29,6 +34,7 @@ _strides = torch.Tensor.stride
 _look = operator.attrgetter("shape", "dtype", "device")
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+_is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 # programs that a thread keeps, some 20 kB each; the oldest goes first
 KEPT = 512
@@ -45,22 +51,18 @@ raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream"
 
 
 class _Kinds:
-    """Calls whose arguments are of these types: where their tensors and numbers are, and the last key met.
+    """Calls whose arguments are of these types: where their tensors and numbers are."""
 
-    The usual call is the last one again, and comparing is cheaper than hashing.
-    """
-
-    __slots__ = ("floats", "integers", "last", "latest", "tensors", "usable")
+    __slots__ = ("floats", "integers", "others", "tensors", "usable")
 
     def __init__(self, kinds: tuple[type, ...]) -> None:
         known = {torch.Tensor, torch.nn.Parameter, float, int, bool, type(None)}
         # what a subclass of Tensor or of a number means is its own business
         self.usable = known.issuperset(kinds) and any(kind in _TENSORS for kind in kinds)
         self.tensors = _picker([i for i, kind in enumerate(kinds) if kind in _TENSORS])
+        self.others = _picker([i for i, kind in enumerate(kinds) if kind not in _TENSORS])
         self.floats = _picker([i for i, kind in enumerate(kinds) if kind is float])
         self.integers = _picker([i for i, kind in enumerate(kinds) if kind is int or kind is bool])
-        self.last: list[Any] = []
-        self.latest: Program | str = "nothing was recorded yet"
 
 
 def _picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -69,10 +71,32 @@ def _picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...
     return (lambda given: (given[places[0]],)) if places else (lambda given: ())
 
 
+class _Latest:
+    """The call that was repeated last, which the next one usually is again: telling costs less than making a key.
+
+    `is_like` compares tensors as dynamo's guards do: type, dtype, device, requires_grad, sizes, strides and dispatch
+    keys, so that what is conjugated, traced or watched is told too.
+    """
+
+    __slots__ = ("count", "is_like", "learns", "others", "pick_others", "pick_tensors", "program", "residues")
+
+    def __init__(self, calls: _Kinds, given: tuple[Any, ...], program: Program) -> None:
+        self.count = len(given)
+        self.pick_tensors, self.pick_others = calls.tensors, calls.others
+        tensors = calls.tensors(given)
+        self.is_like = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        # compared by identity, which the same default or the same number of a config has; -0.0 is not 0.0 then either
+        self.others = calls.others(given)
+        self.residues = _residues(list(map(_address, tensors)))
+        self.learns = _learns(tensors)
+        self.program = program
+
+
 class _PerThread(threading.local):
     """A thread's programs: a launch writes into them. A key that cannot be repeated has the reason in its place."""
 
     def __init__(self) -> None:
+        self.latest: _Latest | None = None
         self.kinds: dict[tuple[type, ...], _Kinds] = {}
         self.programs: dict[tuple[Any, ...], Program | str] = {}
 
@@ -94,6 +118,19 @@ class Replay:
 
     def forward(self, *given: Any) -> Any:
         """What the package's own returns and raises."""
+        latest = self._threads.latest
+        if latest is not None and len(given) == latest.count:
+            tensors = latest.pick_tensors(given)
+            if latest.is_like(*tensors) and all(map(operator.is_, latest.pick_others(given), latest.others)):
+                pointers = list(map(_address, tensors))
+                if _residues(pointers) == latest.residues:
+                    if _is_watched() or (latest.learns and _is_grad_enabled()):
+                        return self._forward(*given)
+                    return self._repeat(latest.program, given, tensors, pointers)
+        return self._find(given)
+
+    def _find(self, given: tuple[Any, ...]) -> Any:
+        """`forward`, by the key of the call."""
         kinds = tuple(map(type, given))
         threads = self._threads
         calls = threads.kinds.get(kinds) or self._kinds(kinds)
@@ -103,23 +140,21 @@ class Replay:
         try:
             pointers = list(map(_address, tensors))
             # -0.0 is another number than 0.0, and nan the same as itself
-            key = [*map(_look, tensors), *map(_strides, tensors), *map(float.hex, calls.floats(given))]
+            key = (kinds, *map(_look, tensors), *map(_strides, tensors), *map(float.hex, calls.floats(given)))
         except RuntimeError:
             # no strides or no storage: sparse tensors, functorch's and the like
             return self._forward(*given)
-        key += calls.integers(given)
-        if functools.reduce(operator.or_, pointers) % ALIGNMENT:
-            key += [pointer % ALIGNMENT for pointer in pointers]
-        if key == calls.last:
-            program = calls.latest
-        else:
-            found = threads.programs.get((kinds, *key))
-            if found is None:
-                return self._record((kinds, *key), given)
-            calls.last, calls.latest = key, found
-            program = found
-        if type(program) is not Program or program.busy or _is_watched(tensors):
+        key += (calls.integers(given), *_residues(pointers))
+        if any(tensor.is_neg() or tensor._is_zerotensor() for tensor in tensors):
+            # whose memory does not hold their values
             return self._forward(*given)
+        program = threads.programs.get(key)
+        if program is None:
+            return self._record(key, given)
+        if type(program) is not Program or _is_watched() or (_is_grad_enabled() and _learns(tensors)):
+            return self._forward(*given)
+        if TensorGuards is not None:
+            threads.latest = _Latest(calls, given, program)
         return self._repeat(program, given, tensors, pointers)
 
     def _kinds(self, kinds: tuple[type, ...]) -> _Kinds:
@@ -130,6 +165,9 @@ class Replay:
         return made
 
     def _repeat(self, program: Program, given: tuple[Any, ...], tensors: tuple[Any, ...], pointers: list[int]) -> Any:
+        if program.busy:
+            return self._forward(*given)
+        count = len(pointers)
         # all that is made here lives until it is launched on
         sources = list(tensors)
         for copy in program.copies:
@@ -138,26 +176,30 @@ class Replay:
                 return self._forward(*given)
             sources.append(copied)
             pointers.append(_address(copied))
-        results = tuple([allocate() for allocate in program.results])
-        pointers += map(_address, results)
-        if program.offsets:
-            workspace = program.workspace()
-            base = _address(workspace)
-            pointers += [base + offset for offset in program.offsets]
-        if functools.reduce(operator.or_, pointers[len(tensors) :]) % ALIGNMENT:
+        made = program.allocate()
+        pointers += map(_address, made)
+        if functools.reduce(operator.or_, pointers[count:]) % ALIGNMENT:
             return self._forward(*given)
-        stream = self._stream(program.device.ordinal)
+        base = pointers.pop()
+        pointers += [base + offset for offset in program.offsets]
+        launches = program.launches
+        ordinal = launches.device.ordinal
+        stream = self._stream(ordinal)
         program.busy = True
         try:
             program.fill(*pointers)
-            self._driver.launch(program.device, program.steps, stream)
+            # what is asked about capturing is asked of the current device's stream
+            if current_device() != ordinal or _is_capturing():
+                self._driver.launch(launches.device, launches.launches, stream)
+            else:
+                self._driver.launch_together(launches, stream)
         finally:
             program.busy = False
-        return results
+        return tuple(made[:-1])
 
     def _record(self, key: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
         watched = self._launcher.watched
-        if watched.by is not None or _is_watched([value for value in given if isinstance(value, torch.Tensor)]):
+        if watched.by is not None or _is_watched() or (_is_grad_enabled() and _learns(given)):
             return self._forward(*given)
         # an object of its own for every argument, so that one that is passed twice is not taken for one argument
         aliases = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
@@ -179,8 +221,17 @@ class Replay:
         return [reason for reason in self._threads.programs.values() if isinstance(reason, str)]
 
 
-def _is_watched(tensors: Sequence[Any]) -> bool:
-    """Whether somebody wants to see more than results: a mode that sees every operator, or autograd of either mode."""
-    if _modes() or forward_ad._current_level >= 0:
-        return True
-    return _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def _residues(pointers: list[int]) -> list[int]:
+    """How far each is off alignment; empty where none is."""
+    if functools.reduce(operator.or_, pointers) % ALIGNMENT:
+        return [pointer % ALIGNMENT for pointer in pointers]
+    return []
+
+
+def _learns(given: Sequence[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in given)
+
+
+def _is_watched() -> bool:
+    """Whether somebody wants to see more than results: a mode that sees every operator, or forward-mode autograd."""
+    return _modes() > 0 or forward_ad._current_level >= 0

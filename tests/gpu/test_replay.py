@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -67,6 +69,38 @@ def test_shapes_in_turn_on_two_streams(any_kernels):
     torch.cuda.synchronize()
     for which, answer in answers:
         assert all(torch.equal(a, b) for a, b in zip(answer, expected[which], strict=True))
+
+
+def test_calls_that_wait_for_the_gpu_keep_their_arguments(any_kernels):
+    every = [drawn(any_kernels, 200 + turn % 3, turn % 2 == 0, turn) for turn in range(30)]
+    expected = [run(any_kernels, each) for each in every]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(300_000_000)
+    asleep = torch.cuda.Event()
+    asleep.record()
+    answers = [run(any_kernels, each) for each in every]
+    assert not asleep.query()
+    torch.cuda.synchronize()
+    for answer, right in zip(answers, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(answer, right, strict=True))
+
+
+def test_threads_launch_on_streams_of_their_own(any_kernels):
+    every = [drawn(any_kernels, 300 + turn % 2, False, turn) for turn in range(40)]
+    expected = [run(any_kernels, each) for each in every]
+    torch.cuda.synchronize()
+
+    def work(mine):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            answers = [run(any_kernels, each) for each in mine]
+            torch.cuda.current_stream().synchronize()
+        return answers
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [*itertools.chain(*pool.map(work, [every[i::4] for i in range(4)]))]
+    order = [index for i in range(4) for index in range(i, 40, 4)]
+    for index, answer in zip(order, answers, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(answer, expected[index], strict=True))
 
 
 def test_memory_that_nobody_wrote_is_never_read(any_kernels):

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,6 +61,8 @@ class Launch:
     stream: int
     context: int
     parameters: list[bytes]
+    # the executable graph it was part of
+    graph: int | None = None
 
 
 @dataclass
@@ -79,6 +81,11 @@ class FakeCuda:
     symbols: list[str] = field(default_factory=list)
     mode: int = 0
     count: int = 1
+    graphs: list[list[Launch | None]] = field(default_factory=list)
+    graph_results: dict[str, CUresult] = field(default_factory=dict)
+    # of a stream, where it is not device 0's
+    contexts: dict[int, int] = field(default_factory=dict)
+    destroyed: list[int] = field(default_factory=list)
 
     CUresult = CUresult
     CUdevice_attribute = SimpleNamespace(
@@ -136,10 +143,62 @@ class FakeCuda:
     def cuLaunchKernel(self, function, *rest):  # noqa: N802
         grid, block, (shared, stream, table, extra) = rest[:3], rest[3:6], rest[6:]
         assert extra == 0
-        addresses = (ctypes.c_uint64 * len(self.sizes)).from_address(table)
-        parameters = [ctypes.string_at(a, n) for a, n in zip(addresses, self.sizes, strict=True)]
-        self.launches.append(Launch(function, grid, block, shared, stream, self.current[-1], parameters))
+        made = Launch(function, grid, block, shared, stream, self.current[-1], self.read(function, table))
+        self.launches.append(made)
         return (self.launch_result,)
+
+    def read(self, function, table):
+        """The arguments' bytes, as the driver copies them."""
+        addresses = (ctypes.c_uint64 * len(self.sizes)).from_address(table)
+        return [ctypes.string_at(a, n) for a, n in zip(addresses, self.sizes, strict=True)]
+
+    def cuStreamGetCtx(self, stream):  # noqa: N802
+        return OK, self.contexts.get(stream, 1000)
+
+    def CUkernel(self, handle):  # noqa: N802
+        return handle
+
+    def CUDA_KERNEL_NODE_PARAMS(self):  # noqa: N802
+        return SimpleNamespace(sharedMemBytes=0)
+
+    def cuGraphCreate(self, flags):  # noqa: N802
+        self.graphs.append([])
+        return self.graph_results.get("create", OK), len(self.graphs) - 1
+
+    def cuGraphAddKernelNode(self, graph, before, count, node):  # noqa: N802
+        nodes = self.graphs[graph]
+        assert list(before or []) == ([len(nodes) - 1] if nodes else []), "not one behind the other"
+        assert count == len(before or [])
+        nodes.append(self._of_node(node))
+        return OK, len(nodes) - 1
+
+    def cuGraphInstantiate(self, graph, flags):  # noqa: N802
+        assert self.mode == 2, "instantiating in the middle of another stream's capture needs relaxed mode"
+        return self.graph_results.get("instantiate", OK), graph
+
+    def cuGraphExecKernelNodeSetParams(self, executable, node, parameters):  # noqa: N802
+        assert executable not in self.destroyed
+        self.graphs[executable][node] = self._of_node(parameters)
+        return (self.graph_results.get("set", OK),)
+
+    def cuGraphLaunch(self, executable, stream):  # noqa: N802
+        assert executable not in self.destroyed
+        self.launches += [replace(each, stream=stream, graph=executable) for each in self.graphs[executable]]
+        return (self.graph_results.get("launch", OK),)
+
+    def cuGraphExecDestroy(self, executable):  # noqa: N802
+        self.destroyed.append(executable)
+        return (OK,)
+
+    def cuGraphDestroy(self, graph):  # noqa: N802
+        return (OK,)
+
+    def _of_node(self, node):
+        grid, block = (
+            tuple(getattr(node, f"{kind}Dim{axis}") for axis in "XYZ") for kind in ("grid", "block")
+        )  # fmt: skip
+        parameters = self.read(node.kern, node.kernelParams)
+        return Launch(node.kern, grid, block, node.sharedMemBytes, -1, node.ctx, parameters)
 
 
 @dataclass(frozen=True)

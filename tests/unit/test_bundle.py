@@ -55,6 +55,7 @@ def serve():
     runtime = importlib.import_module(name + "._runtime.launch")
     runtime.Kernel._ordinal = lambda self, pairs: 0
     package.forward.__self__._stream = lambda ordinal: 0
+    sys.modules[type(package.forward.__self__).__module__].current_device = lambda: 0
     vars(package._forward).update(
         device=lambda where: ("sm_90", 132), current_stream=lambda where: 0, check_decay=lambda rates: None
     )

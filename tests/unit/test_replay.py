@@ -10,7 +10,7 @@ import shutil
 import struct
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,8 +23,9 @@ torch = pytest.importorskip("torch")
 
 from ssmgen import generate, lock, pack, signatures, spec  # noqa: E402
 from ssmgen.errors import LaunchError  # noqa: E402
-from ssmgen.runtime import launch, replay, serving  # noqa: E402
+from ssmgen.runtime import driver, launch, replay, serving  # noqa: E402
 from ssmgen.runtime.archive import Archive, ArrayParameter  # noqa: E402
+from ssmgen.runtime.chain import Chains  # noqa: E402
 from ssmgen.runtime.driver import Driver  # noqa: E402
 from ssmgen.runtime.recording import Program  # noqa: E402
 
@@ -73,9 +74,9 @@ def folder(tmp_path_factory) -> Path:
 class Cuda(FakeCuda):
     """A driver that knows, as the cubins would, what each function takes."""
 
-    def cuLaunchKernel(self, function, *rest):  # noqa: N802
+    def read(self, function, table):
         self.sizes = self.of_symbol[self.symbols[function - 101].removesuffix("_aligned").removesuffix("_general")]
-        return super().cuLaunchKernel(function, *rest)
+        return super().read(function, table)
 
 
 @dataclass
@@ -94,8 +95,11 @@ class Setup:
     """The package, served from the archive."""
 
     def __init__(self, folder: Path, monkeypatch, **fake):
-        # the one thing that a CPU tensor cannot give
+        # what a CPU tensor cannot give
         monkeypatch.setattr(launch.Kernel, "_ordinal", lambda self, pairs: 0)
+        monkeypatch.setattr(replay, "current_device", lambda: self.device)
+        monkeypatch.setattr(replay, "_is_capturing", lambda: self.capturing)
+        self.device, self.capturing = 0, False
         self.stream = 77
         self.cuda = Cuda(**fake)
         archive = Archive(folder / "cubins")
@@ -346,6 +350,17 @@ def test_refusals_are_the_packages_own_every_time(setup):
     with torch.enable_grad(), pytest.raises(ValueError, match="A: requires grad"):
         setup.call(learnt)
     assert setup.replayed(learnt)
+    with torch.enable_grad(), pytest.raises(ValueError, match="A: requires grad"):
+        setup.call(learnt)
+
+
+def test_tangents_are_refused_after_a_repeated_call_too(setup):
+    arguments = draw()
+    assert setup.replayed(arguments)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(arguments["dt"], torch.ones_like(arguments["dt"]))
+        with pytest.raises(ValueError, match="dt: has a tangent"):
+            setup.call(arguments | {"dt": dual})
 
 
 def test_a_broken_promise_is_named_every_time(setup):
@@ -364,7 +379,7 @@ def test_results_and_workspaces_are_filled_in_deterministic_mode(setup):
     try:
         out, states = setup.call(arguments, return_final_states=True)
         (program,) = setup.programs()
-        block = program.workspace()
+        *_, block = program.allocate()
     finally:
         torch.use_deterministic_algorithms(False)
     assert out.isnan().all()
@@ -433,29 +448,156 @@ def test_the_default_stream_runs_in_the_devices_context(setup):
 def test_a_failing_launch_is_named(setup):
     arguments = draw()
     setup.call(arguments)
-    setup.cuda.launch_result = CUresult.CUDA_ERROR_INVALID_VALUE
-    for _ in range(2):
-        with pytest.raises(LaunchError, match=r"tiny_9b/sm_90/.*/cumsum: cuLaunchKernel with grid .* failed"):
+    failed = CUresult.CUDA_ERROR_INVALID_VALUE
+    for step, call in (("set", "cuGraphExecKernelNodeSetParams"), ("launch", "cuGraphLaunch")):
+        setup.cuda.graph_results[step] = failed
+        for _ in range(2):
+            with pytest.raises(LaunchError, match=rf"tiny_9b/sm_90/.*/cumsum, tiny_9b/.*/output: {call} failed"):
+                setup.call(arguments)
+        setup.cuda.graph_results.clear()
+        assert setup.replayed(arguments)
+    setup.capturing = True
+    setup.cuda.launch_result = failed
+    with pytest.raises(LaunchError, match=r"tiny_9b/sm_90/.*/cumsum: cuLaunchKernel with grid .* failed"):
+        setup.call(arguments)
+
+
+def test_a_replayed_call_is_one_graph_of_its_stream_with_the_same_launches(setup):
+    calls = [draw(), draw(2, 300, states=True), draw(tokens=30)]
+    expected = [setup.slowly(each) for each in calls]
+    seen = set()
+    for stream in (77, 88):
+        setup.stream = stream
+        for arguments, launches in zip(calls, expected, strict=True):
             setup.call(arguments)
-    setup.cuda.launch_result = CUresult.CUDA_SUCCESS
+            begun = len(setup.cuda.launches)
+            again = setup.launches(lambda arguments=arguments: setup.call(arguments))
+            same(again, [replace(each, stream=stream) for each in launches], arguments)
+            own = {(each.graph, each.context) for each in setup.cuda.launches[begun:]}
+            assert len(own) == 1
+            seen |= {(*own.pop(), stream, len(launches))}
+    # a graph for a stream and a number of kernels, in the context of the device
+    assert len({graph for graph, *_ in seen}) == len(seen) == 2 * len({len(launches) for launches in expected})
+    assert {context for _, context, *_ in seen} == {1000}
+
+
+def test_what_waits_keeps_the_arguments_it_was_launched_with(setup):
+    first, second = draw(), draw()
+    setup.call(first)
+    begun = len(setup.cuda.launches)
+    setup.call(first)
+    count = len(setup.cuda.launches) - begun
+    setup.call(second)
+    made = [setup.made(each) for each in setup.cuda.launches[begun:]]
+    assert [m.pointers["x"] for m in made if "x" in m.pointers and "out" in m.pointers] == [
+        first["x"].data_ptr(),
+        second["x"].data_ptr(),
+    ]
+    assert len(made) == 2 * count
+
+
+def one_by_one(setup, arguments):
+    """Whether a replayed call makes its launches one by one, as the package does."""
     assert setup.replayed(arguments)
+    begun = len(setup.cuda.launches)
+    launches = setup.launches(lambda: setup.call(arguments))
+    same(launches, setup.slowly(arguments), arguments)
+    kinds = {each.graph is None for each in setup.cuda.launches[begun : begun + len(launches)]}
+    assert len(kinds) == 1
+    return kinds.pop()
 
 
-def test_a_call_within_a_call_does_not_spoil_it(setup, monkeypatch):
-    outer, inner = draw(), draw()
+def test_what_takes_no_graph_is_launched_one_by_one(setup, monkeypatch):
+    arguments = draw()
+    assert not one_by_one(setup, arguments)
+    # a capture, which would not take it
+    setup.capturing = True
+    assert one_by_one(setup, arguments)
+    setup.capturing = False
+    assert not one_by_one(setup, arguments)
+    # what is asked about capturing is asked of the current device
+    setup.device = 1
+    assert one_by_one(setup, arguments)
+    setup.device = 0
+    # a stream of a green context
+    setup.stream, setup.cuda.contexts[99] = 99, 5
+    assert one_by_one(setup, arguments)
+    # the default stream of another context
+    setup.stream, setup.cuda.current = 0, [5]
+    assert one_by_one(setup, arguments)
+    setup.cuda.current = [1000]
+    assert not one_by_one(setup, arguments)
+    monkeypatch.setattr(driver, "_IS_BLOCKING", True)
+    assert one_by_one(setup, arguments)
+
+
+@pytest.mark.parametrize("step", ["create", "instantiate"])
+def test_a_driver_that_makes_no_graph_launches_one_by_one(setup, step):
+    setup.cuda.graph_results[step] = CUresult.CUDA_ERROR_INVALID_VALUE
+    assert one_by_one(setup, draw())
+
+
+def test_graphs_are_bounded_and_freed(setup, monkeypatch):
+    monkeypatch.setattr(Chains, "KEPT", 3)
+    arguments = draw()
+    setup.call(arguments)
+    for stream in range(100, 112):
+        setup.stream = stream
+        setup.call(arguments)
+    assert len(setup.cuda.graphs) == 12
+    assert len(setup.cuda.destroyed) >= 9
+    assert len(set(setup.cuda.destroyed)) == len(setup.cuda.destroyed)
+
+
+def test_numbers_are_told_apart_however_they_are_passed(setup):
+    arguments = draw()
+    for limit in ((0.0, 0.5), (float("0.0"), float("0.5")), (-0.0, 0.5), (0.0, float("0.25"))):
+        setup.call(arguments, dt_limit=limit)
+        for _ in range(2):
+            launches = setup.launches(lambda limit=limit: setup.call(arguments, dt_limit=limit))
+            assert struct.pack("<2f", *limit) == b"".join(launches[0].scalars[n] for n in ("dt_min", "dt_max"))
+    assert len(setup.programs()) == 3
+
+
+def test_negated_views_are_never_repeated(setup):
+    arguments = draw()
+    assert setup.replayed(arguments)
+    negated = arguments | {"x": torch._neg_view(arguments["x"])}
+    seen = []
+    own, setup.replay._forward = setup.replay._forward, lambda *given: seen.append(1) or (torch.ones(1), None)
+    try:
+        setup.call(negated)
+        setup.call(negated)
+    finally:
+        setup.replay._forward = own
+    assert len(seen) == 2
+
+
+def test_without_dynamos_guards_the_key_decides(setup, monkeypatch):
+    monkeypatch.setattr(replay, "TensorGuards", None)
+    test_every_difference_that_a_launch_could_show_is_another_key(setup)
+
+
+@pytest.mark.parametrize("tokens", [100, 101])
+def test_a_call_within_a_call_does_not_spoil_it(setup, tokens):
+    # the same program, and another one on the same stream
+    outer, inner = draw(), draw(tokens=tokens)
     setup.call(outer)
-    driver_launch = setup.replay._driver.launch
+    setup.call(inner)
+    assert setup.replayed(outer)
+    launch_graph = setup.cuda.cuGraphLaunch
     nested = []
 
-    def launch_(device, steps, stream):
-        # as a finalizer that runs between filling and launching
+    def launch_(executable, stream):
+        # as a finalizer that runs between setting and launching
         if not nested:
             nested.append(1)
             setup.call(inner)
-        driver_launch(device, steps, stream)
+        return launch_graph(executable, stream)
 
-    monkeypatch.setattr(setup.replay._driver, "launch", launch_)
+    setup.cuda.cuGraphLaunch = launch_
     launches = setup.launches(lambda: setup.call(outer))
+    assert nested
     assert launches[0].pointers["dt"] == inner["dt"].data_ptr()
     assert [m.pointers["dt"] for m in launches if "dt" in m.pointers][-1] == outer["dt"].data_ptr()
 
