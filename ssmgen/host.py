@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ssmgen import conditions, plans, render
+from ssmgen import conditions, limits, plans, render
 from ssmgen.breaking import Item, call
 from ssmgen.lock import Lock
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
@@ -98,6 +98,9 @@ class ArgumentsContext:
     title: str
     targets: str
     packed: bool
+    chunk: int
+    max_rows: int
+    max_tokens: int
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,21 @@ def files(spec: Spec, lock: Lock) -> tuple[tuple[str, str, Any], ...]:
         (
             "_arguments.py",
             "arguments.py.jinja",
-            ArgumentsContext(name, _tuple(f'"{target_name}"' for target_name in spec.targets), operator.options.packed),
+            _arguments(spec, operator, lock),
         ),
         ("_library.py", "library.py.jinja", LibraryContext(name, f"ssmgen_{name}_{spec.digest[:8]}")),
+    )
+
+
+def _arguments(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ArgumentsContext:
+    counted = limits.limits(spec, lock)
+    return ArgumentsContext(
+        title=spec.model.name,
+        targets=_tuple(f'"{name}"' for name in spec.targets),
+        packed=operator.options.packed,
+        chunk=counted.chunk,
+        max_rows=counted.rows,
+        max_tokens=counted.tokens,
     )
 
 
@@ -175,7 +190,7 @@ def _context(name: str, operator: mamba2.Operator) -> Context:
 def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContext:
     shape, options, packed = operator.shape, operator.options, operator.options.packed
     given = _given(operator)
-    used = ["check_decay", "current_stream", "device", "rows", "workspace"]
+    used = ["allocate", "check_decay", "check_sizes", "current_stream", "device", "rows"]
     return ForwardContext(
         heads=shape.heads,
         groups=shape.groups,

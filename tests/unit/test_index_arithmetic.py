@@ -1,14 +1,17 @@
 """No index that a kernel forms leaves 32 bits: proven from what the generated host refuses, with sympy.
 
 Kernels count in int32: tile indices times tile sizes, gathered indices, items of a persistent grid. Offsets in memory
-are 64-bit products of these and of int32 strides. What bounds them all is that the host allocates no workspace of more
-than 2^31 - 1 elements. Every integer expression of every kernel stands in a table below, with its range in closed form.
+are 64-bit products of these and of int32 strides. What bounds them all are the rows and tokens that the host refuses to
+exceed (`ssmgen.limits`). Every integer expression of every kernel stands in a table below, with its range in closed
+form.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -17,8 +20,11 @@ from typing import Any
 
 import pytest
 import sympy as sp
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from ssmgen import plans, render, spec
+from ssmgen import host, limits, lock, plans, render, spec
 from ssmgen.ops.base import Route
 from ssmgen.ops.mamba_chunk_scan_combined import Dtypes, Operator, Options, Shape
 from ssmgen.plans import PLANS, RouteSchedule
@@ -74,16 +80,11 @@ class Case:
         parameters = chain.from_iterable(stage.parameters(self.problem) for stage in self.plan.stages)
         yield from {p.name: p for p in parameters if isinstance(p, Array)}.values()
 
-    def elements(self, array: Array) -> Any:
-        axes = self.axes()
-        return sp.prod([axes[axis] for axis in array.axes])
-
     def limits(self) -> Iterator[tuple[Any, int]]:
-        """What the host refuses to exceed, in closed form, and the most that it can be: workspaces' elements."""
-        for array in self.arrays():
-            if array.owner == "workspace":
-                divisor = self.problem.chunk if "padded" in array.axes else 1
-                yield self.elements(array), MAX - MAX % divisor
+        """What the host refuses to exceed, in closed form, and the most that it can be."""
+        counted = limits.of_routes([(self.plan, self.schedule, self.problem)])
+        yield self.rows * C * self.problem.chunk, counted.tokens
+        yield self.sequences, counted.rows
 
 
 SHAPES = {
@@ -127,21 +128,21 @@ def terms(form: Any) -> dict[tuple[int, ...], Any]:
 
 
 def at_most(form: Any, case: Case) -> Any:
-    """A proven upper bound of `form` for all run-time sizes that the host does not refuse.
+    """A proven upper bound of `form` for all run-time sizes that the host does not refuse: the sum of its terms'.
 
-    A polynomial whose coefficients are at most 1/f times another's is at most 1/f times the other, but for what its
-    constant exceeds.
+    A product of sizes is at most 1/f times a limited one that has it f times, less what else the limited one is.
     """
-    growing = {powers: k for powers, k in terms(form).items() if k > 0 and powers != CONSTANT}
-    constant = terms(form).get(CONSTANT, 0)
-    bounds = [] if growing else [constant]
-    for limit, most in case.limits():
-        theirs = terms(limit)
-        if growing and all(powers in theirs for powers in growing):
-            factor = min(theirs[powers] / k for powers, k in growing.items())
-            bounds.append((most + max(0, factor * constant - theirs[CONSTANT])) / factor)
-    assert bounds, f"nothing that the host refuses bounds {form}"
-    return min(bounds)
+    bound = terms(form).get(CONSTANT, 0)
+    for powers, k in terms(form).items():
+        if powers != CONSTANT and k > 0:
+            known = [
+                k * (most - theirs[CONSTANT]) / theirs[powers]
+                for theirs, most in ((terms(limit), most) for limit, most in case.limits())
+                if powers in theirs
+            ]
+            assert known, f"nothing that the host refuses bounds {form}"
+            bound += min(known)
+    return bound
 
 
 def cumsum(case: Case) -> dict[str, Range]:
@@ -323,60 +324,89 @@ def test_tile_indices_times_tile_sizes_fit(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_offsets_into_what_the_host_allocates_fit(case: Case) -> None:
-    """The last element of a contiguous array is its number of elements less one, and the host counts them."""
-    axes = case.axes()
-    for array in case.arrays():
-        if array.owner == "caller":
-            continue
-        lengths = [axes[axis] for axis in array.axes]
-        strides = [sp.prod(lengths[i + 1 :]) for i in range(len(lengths))]
-        last = sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
-        assert sp.expand(last - (case.elements(array) - 1)) == 0
-        if array.name == "out":
-            # of x's shape, whose elements the host counts too
-            assert array.axes == next(a.axes for a in case.arrays() if a.name == "x")
-        else:
-            assert at_most(last, case) <= MAX, array.name
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_callers_array_is_addressed_by_its_own_strides(case: Case) -> None:
+def test_an_array_is_addressed_by_its_own_strides(case: Case) -> None:
     """Lengths and strides are int32, but their products are unsigned 64-bit: these hold the last offset of any view."""
     for array in case.arrays():
-        if array.owner == "caller":
-            indices = sp.symbols(f"i:{len(array.axes)}")
-            # a row's elements stand side by side
-            strides = (*sp.symbols(f"s:{len(array.axes) - 1}"), sp.Integer(1))
-            last = sum(index * stride for index, stride in zip(indices, strides, strict=True))
-            largest = last.subs(dict.fromkeys(indices, MAX - 1)).subs(dict.fromkeys(strides[:-1], MAX))
-            assert largest < 2**64, array.name
+        indices = sp.symbols(f"i:{len(array.axes)}")
+        # a row's elements stand side by side
+        strides = (*sp.symbols(f"s:{len(array.axes) - 1}"), sp.Integer(1))
+        last = sum(index * stride for index, stride in zip(indices, strides, strict=True))
+        largest = last.subs(dict.fromkeys(indices, MAX - 1)).subs(dict.fromkeys(strides[:-1], MAX))
+        assert largest < 2**64, array.name
+
+
+@pytest.fixture(scope="module")
+def arguments() -> dict[str, Any]:
+    """The functions of a package's `_arguments.py`."""
+    text = render.render("arguments.py.jinja", host.ArgumentsContext("m", "('sm_90',)", True, 64, 1000, 5000))
+    namespace: dict[str, Any] = {}
+    exec(compile(text, "_arguments.py", "exec"), namespace)
+    return namespace
+
+
+@given(shape=st.lists(st.sampled_from([1, 2, 3, 64, 2**15, 2**16, 2**17, 2**30]), min_size=1, max_size=5))
+@settings(max_examples=300, deadline=None)
+def test_what_the_host_allocates_or_takes_has_strides_of_32_bits(arguments: dict[str, Any], shape: list[int]) -> None:
+    assume(math.prod(shape) < 2**60)
+    tensor = torch.empty(shape, dtype=torch.int8, device="meta")
+    fits = all(stride <= MAX for stride, n in zip(tensor.stride(), shape, strict=True) if n > 1)
+    calls = (
+        lambda: arguments["allocate"](tuple(shape), torch.int8, "meta"),
+        lambda: arguments["rows"]("z", tensor.half(), tuple(shape), torch.float16, tensor.device),
+        lambda: arguments["laid_out"]("seq_idx", tensor),
+    )
+    for call, name in zip(calls, ("x", "z", "seq_idx"), strict=True):
+        if fits:
+            assert call().stride() == tensor.stride()
+        else:
+            with pytest.raises(ValueError, match=rf"^{name}: (needs|found strides).* 2147483647 .*; split the batch$"):
+                call()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((1000, 1000, 0), None),
+        ((78, 1000, 5), None),
+        ((1001, 1001, 1), "x: found a batch of 1001, expected at most 1000; split the call"),
+        ((1, 1001, 1), "cu_seqlens: found 1001 sequences, expected at most 1000; split the call"),
+        ((1, 1000, 4992), None),
+        # 79 chunks of 64 are 5056
+        ((1, 1, 4993), "x: found 1 x 4993 tokens, expected at most 5000 in all; split the call"),
+        ((39, 39, 65), None),
+        ((40, 40, 65), "x: found 40 x 65 tokens, expected at most 5000 in all; split the call"),
+    ],
+)
+def test_sizes_beyond_what_kernels_count_are_refused(
+    arguments: dict[str, Any], sizes: tuple[int, ...], message: str | None
+) -> None:
+    if message is None:
+        arguments["check_sizes"](*sizes)
+    else:
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            arguments["check_sizes"](*sizes)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_grids_are_what_every_backend_takes(case: Case) -> None:
-    """Of models whose state has elements enough to bound the batch; of others a grid may grow until it is refused."""
     sizes = {"n_chunks": C, "batch": case.rows, "entries": case.sequences, "n_sms": case.problem.target.sms}
     for stage in case.plan.stages:
         grid = stage.grid(case.schedule.stage(stage.name), case.problem)
         for text, most in zip(grid, MAX_GRID, strict=False):
             # a persistent grid is no larger than the GPU
             size = eval(text, {"min": lambda _, resident: resident} | sizes)
-            assert at_most(size, case) <= (most if bounded(case.problem.shape) else MAX), (stage.name, text)
+            assert at_most(size, case) <= most, (stage.name, text)
 
 
 SPECS = [p for p in (Path(__file__).parents[2] / "specs").glob("*.yaml") if not p.name.endswith(".lock.yaml")]
 
 
-def bounded(shape: Shape) -> bool:
-    """Whether the host refuses what the hardware would: a batch of 65536 rows, one of each grid's axes."""
-    return shape.heads * shape.head_dim * round_up(shape.state, 8) >= 2**31 // 65536
-
-
 @pytest.mark.parametrize("path", sorted(SPECS), ids=lambda p: p.stem)
-def test_committed_models_have_states_enough(path: Path) -> None:
-    operator = spec.load(path).operators.mamba_chunk_scan_combined
-    assert operator is None or bounded(operator.shape)
+def test_committed_models_take_rows_and_tokens_enough(path: Path) -> None:
+    loaded = spec.load(path)
+    counted = limits.limits(loaded, lock.load(path.with_suffix(".lock.yaml"), loaded))
+    assert counted.rows >= 2**13
+    assert counted.tokens >= 2**22
 
 
 def test_the_proof_sees_what_does_not_fit() -> None:
