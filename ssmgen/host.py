@@ -175,6 +175,8 @@ def _context(name: str, operator: mamba2.Operator) -> Context:
 def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContext:
     shape, options, packed = operator.shape, operator.options, operator.options.packed
     given = _given(operator)
+    # beside B and T: what only packed calls have, and what only some routes ask for
+    counted = [", entries"] if any("N" in conditions.names(route.when) for route in operator.routes.values()) else []
     used = ["check_decay", "current_stream", "device", "rows", "workspace"]
     return ForwardContext(
         heads=shape.heads,
@@ -190,9 +192,11 @@ def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContex
         definition=call("def forward(", [*given, "validate"], "):"),
         call=call("route(", ["n_sms", *given, "out", "final_states"], indent=4),
         vector_rows=tuple((n, _tuple(axis.upper() for axis in axes)) for n, axes in _vectors(operator).items()),
-        pass_packed=", seq_idx is not None or cu_seqlens is not None" if packed else "",
-        take_packed=", packed" if packed else "",
-        shapes="batch = {batch}, tokens = {tokens}" + (", packed = {packed}" if packed else ""),
+        pass_packed="".join([*counted, ", seq_idx is not None or cu_seqlens is not None"]) if packed else "",
+        take_packed="".join([*counted, ", packed"]) if packed else "",
+        shapes="batch = {batch}, tokens = {tokens}"
+        + (", N = {entries}" if counted else "")
+        + (", packed = {packed}" if packed else ""),
         routes=tuple(
             _route(spec, name, route, lock[name, mamba2.NAME, route].schedule)
             for name in spec.targets
@@ -235,6 +239,7 @@ def _route(spec: Spec, target_name: str, route: str, schedule: RouteSchedule) ->
     names = {
         "B": "batch",
         "T": "tokens",
+        "N": "entries",
         "heads": "HEADS",
         "groups": "GROUPS",
         "head_dim": "HEAD_DIM",
@@ -271,8 +276,9 @@ def _workspaces(stages: tuple[Stage, ...], problem: Problem) -> tuple[tuple[str,
         # rows of whole 16 bytes, as a bulk copy wants them
         "S8": "STATE" if problem.shape.state % 8 == 0 else str(round_up(problem.shape.state, 8)),
         "chunks": "n_chunks",
-        # a row's sequences have a slot each, behind its chunks
-        "slots": "n_chunks + entries // batch",
+        # behind its chunks a row's sequences have a slot each, and its segments
+        "slots": "n_chunks + entries // batch" + (f" + {problem.segments}" if problem.segmented else ""),
+        "met": f"{problem.segments - 1} + entries // batch",
         "padded": f"n_chunks * {problem.chunk}",
         "segments": str(problem.segments),
     }

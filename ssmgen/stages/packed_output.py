@@ -46,6 +46,13 @@ class Context:
     c_to_h: str
     h_to_operand: str
     x_to_scaled: str
+    segmented: bool
+    segments: int
+    in_segments: str
+    slots: str
+    cleared: float
+    inputs: str
+    entered: str
 
 
 class PackedOutput(base.Stage):
@@ -64,13 +71,23 @@ class PackedOutput(base.Stage):
 
     def context(self, schedule: Schedule, problem: Problem) -> Context:
         whole = output.STAGE.context(_whole(schedule, problem), problem)
-        return Context(**{name: getattr(whole, name) for name in Context.__dataclass_fields__})
+        own = {
+            "in_segments": " h includes what entered its segment." if problem.segmented else "",
+            "slots": base.slots(problem),
+            "cleared": base.CLEARED,
+            "inputs": "chunk_states",
+            "entered": "y" if problem.segmented else "none",
+        }
+        names = Context.__dataclass_fields__.keys() - own
+        return Context(**own, **{name: getattr(whole, name) for name in names})
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
         *inputs, out = output.STAGE.parameters(problem)
         states = base.chunk_states(problem)
-        inputs.remove(states)
-        return (*inputs, base.BEGIN, base.ENTRY, states, out)
+        before, after = inputs[: inputs.index(states)], inputs[inputs.index(states) + 1 :]
+        # what enters a segment stands among the chunks' states
+        decay = [array for array in after if array.name != "segment_inputs"]
+        return (*before, base.BEGIN, base.ENTRY, *decay, states, out)
 
     def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
         return output.STAGE.grid(_whole(schedule, problem), problem)
