@@ -44,9 +44,7 @@ PLANS = {
         Plan("three_stage", (STAGES["cumsum"], STAGES["state"], STAGES["output"]), False),
         Plan("segmented", (STAGES["cumsum"], STAGES["state"], STAGES["combine"], STAGES["output"]), True),
         Plan("packed", (STAGES["cumsum"], STAGES["state"], STAGES["packed_output"]), False),
-        Plan(
-            "packed_segmented", (STAGES["cumsum"], STAGES["state"], STAGES["combine"], STAGES["packed_output"]), True
-        ),
+        Plan("packed_segmented", (STAGES["cumsum"], STAGES["state"], STAGES["combine"], STAGES["packed_output"]), True),
     )
 }
 

@@ -97,9 +97,12 @@ class PackedOutput(base.Stage):
 
         b, t = sympy.symbols("B T", positive=True, integer=True)
         cost = output.STAGE.cost(_whole(schedule, problem), problem)
-        # begin and entry; no sequence that starts inside a chunk brings a state
-        padded = problem.chunk * sympy.ceiling(t / problem.chunk)
-        return replace(cost, bytes=cost.bytes + 8 * b * padded)
+        # begin and entry; no sequence that starts inside a chunk brings a state, and none enters the first segment
+        moved = cost.bytes + 8 * b * problem.chunk * sympy.ceiling(t / problem.chunk)
+        if problem.segmented:
+            s, width = problem.shape, base.ITEM_BYTES[problem.dtypes.chunk_state]
+            moved -= b * s.heads * s.state * s.head_dim * width
+        return replace(cost, bytes=moved)
 
 
 def _whole(schedule: Schedule, problem: Problem) -> output.Schedule:
