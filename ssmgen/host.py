@@ -39,7 +39,7 @@ class RouteText:
     chunk: int
     packed: bool
     imports: tuple[tuple[str, str], ...]
-    workspaces: tuple[tuple[str, str, str], ...]
+    workspaces: tuple[str, ...]
     launches: tuple[str, ...]
 
 
@@ -87,7 +87,7 @@ class ForwardContext:
     vector_rows: tuple[tuple[str, str], ...]
     pass_packed: str
     take_packed: str
-    shapes: str
+    refusal: str
     routes: tuple[RouteText, ...]
 
 
@@ -176,7 +176,10 @@ def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContex
     shape, options, packed = operator.shape, operator.options, operator.options.packed
     given = _given(operator)
     # beside B and T: what only packed calls have, and what only some routes ask for
-    counted = [", entries"] if any("N" in conditions.names(route.when) for route in operator.routes.values()) else []
+    counted = any("N" in conditions.names(route.when) for route in operator.routes.values())
+    asked = {"batch": "batch", "tokens": "tokens"} | ({"N": "entries"} if counted else {})
+    asked |= {"packed": "packed"} if packed else {}
+    found = ", ".join(f"{name} = {{{value}}}" for name, value in asked.items())
     used = ["check_decay", "current_stream", "device", "rows", "workspace"]
     return ForwardContext(
         heads=shape.heads,
@@ -192,11 +195,9 @@ def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContex
         definition=call("def forward(", [*given, "validate"], "):"),
         call=call("route(", ["n_sms", *given, "out", "final_states"], indent=4),
         vector_rows=tuple((n, _tuple(axis.upper() for axis in axes)) for n, axes in _vectors(operator).items()),
-        pass_packed="".join([*counted, ", seq_idx is not None or cu_seqlens is not None"]) if packed else "",
-        take_packed="".join([*counted, ", packed"]) if packed else "",
-        shapes="batch = {batch}, tokens = {tokens}"
-        + (", N = {entries}" if counted else "")
-        + (", packed = {packed}" if packed else ""),
+        pass_packed=", entries" * counted + ", seq_idx is not None or cu_seqlens is not None" * packed,
+        take_packed=", entries" * counted + ", packed" * packed,
+        refusal=call("raise ValueError(", [f'f"no route of {{target}} serves {found}"'], indent=4),
         routes=tuple(
             _route(spec, name, route, lock[name, mamba2.NAME, route].schedule)
             for name in spec.targets
@@ -268,7 +269,7 @@ def _condition(when: str, operator: mamba2.Operator, plan: Plan) -> str:
     return f"{'packed' if plan.packed else 'not packed'} and {f'({when})' if ' or ' in when else when}"
 
 
-def _workspaces(stages: tuple[Stage, ...], problem: Problem) -> tuple[tuple[str, str, str], ...]:
+def _workspaces(stages: tuple[Stage, ...], problem: Problem) -> tuple[str, ...]:
     sizes = {
         "B": "batch",
         "H": "HEADS",
@@ -282,12 +283,12 @@ def _workspaces(stages: tuple[Stage, ...], problem: Problem) -> tuple[tuple[str,
         "padded": f"n_chunks * {problem.chunk}",
         "segments": str(problem.segments),
     }
-    found: dict[str, tuple[str, str, str]] = {}
+    found: dict[str, str] = {}
     for stage in stages:
         for parameter in stage.parameters(problem):
             if isinstance(parameter, Array) and parameter.owner == "workspace":
-                shape = "(" + ", ".join(sizes[axis] for axis in parameter.axes) + ")"
-                found.setdefault(parameter.name, (parameter.name, shape, parameter.dtype))
+                items: list[Item] = [tuple(sizes[a] for a in parameter.axes), f"torch.{parameter.dtype}", "x.device"]
+                found[parameter.name] = call(f"{parameter.name} = workspace(", items, indent=4)
     return tuple(found.values())
 
 

@@ -150,8 +150,10 @@ def dim_tile(head_dim: int, widest: int) -> int:
     return whole if whole <= widest or head_dim % widest else widest
 
 
-CLEARED = -1e20
-"""What stands for a log2 decay over a change of sequence: its power of two is 0, and no sum of decays comes near it."""
+CLEARED = "-1e20"
+"""What stands for a log2 decay over a change of sequence: its power of two is 0, and no sum of decays comes near it.
+
+As the kernels spell it."""
 
 
 def slots(problem: Problem) -> str:

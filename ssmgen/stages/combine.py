@@ -38,7 +38,7 @@ class Context:
     i_entry: str
     tokens: str
     slots: str
-    cleared: float
+    cleared: str
     segmented: bool
     of_sequence: str
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ssmgen.stages import base, output
 from ssmgen.stages.base import Cost, Parameter, Problem
@@ -50,7 +51,7 @@ class Context:
     segments: int
     in_segments: str
     slots: str
-    cleared: float
+    cleared: str
     inputs: str
     entered: str
 
@@ -71,7 +72,7 @@ class PackedOutput(base.Stage):
 
     def context(self, schedule: Schedule, problem: Problem) -> Context:
         whole = output.STAGE.context(_whole(schedule, problem), problem)
-        own = {
+        own: dict[str, Any] = {
             "in_segments": " h includes what entered its segment." if problem.segmented else "",
             "slots": base.slots(problem),
             "cleared": base.CLEARED,
@@ -84,10 +85,9 @@ class PackedOutput(base.Stage):
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
         *inputs, out = output.STAGE.parameters(problem)
         states = base.chunk_states(problem)
-        before, after = inputs[: inputs.index(states)], inputs[inputs.index(states) + 1 :]
         # what enters a segment stands among the chunks' states
-        decay = [array for array in after if array.name != "segment_inputs"]
-        return (*before, base.BEGIN, base.ENTRY, *decay, states, out)
+        inputs = [p for p in inputs if p.name not in (states.name, "segment_inputs")]
+        return (*inputs, base.BEGIN, base.ENTRY, states, out)
 
     def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
         return output.STAGE.grid(_whole(schedule, problem), problem)
