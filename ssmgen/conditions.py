@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-RUN_TIME = ("B", "T")
+RUN_TIME = ("B", "T", "N")
+"""Rows, tokens of a row, and sequences: those of cu_seqlens, without it one a row."""
 LONGEST = 200
 MODEL = ("heads", "groups", "head_dim", "state")
 _NODES = (
@@ -56,17 +57,22 @@ def _compares(node: ast.expr) -> None:
         raise ValueError(f"{ast.unparse(node)} compares nothing; a condition is such as B*T <= 4096")
 
 
-def python(text: str, names: Mapping[str, str]) -> str:
-    """`text` as Python source, with each name replaced by `names[name]` where given."""
+def names(text: str) -> set[str]:
+    """The run-time and model sizes that the condition speaks of."""
+    return {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)}
+
+
+def python(text: str, words: Mapping[str, str]) -> str:
+    """`text` as Python source, with each name replaced by `words[name]` where given."""
 
     class Rename(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
-            return ast.Name(names.get(node.id, node.id), ast.Load())
+            return ast.Name(words.get(node.id, node.id), ast.Load())
 
     return ast.unparse(Rename().visit(parse(text)))
 
 
 def evaluate(text: str, values: Mapping[str, int]) -> bool:
-    """Whether the condition holds for these values of B, T, heads, groups, head_dim and state."""
+    """Whether the condition holds for these values of B, T, N, heads, groups, head_dim and state."""
     code = compile(parse(text), "<condition>", "eval")
     return bool(eval(code, {"__builtins__": {}}, dict(values)))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SHAPES = ((1, 512), (1, 2048), (1, 8192), (8, 2048))
 MAP_BATCHES = (1, 4, 16, 64)
 MAP_TOKENS = (1, 128, 512, 2048, 8192, 32768, 131072)
+# sequences that cu_seqlens tells of in a single row
+MAP_SEQUENCES = (2, 4, 8, 16, 64)
 # nothing a schedule holds is sensible beyond this many doublings from where it stands
 DOUBLINGS = 6
 STATES = ("initial_states", "final_states")
@@ -97,6 +99,7 @@ class TargetReport:
 class Report:
     """A whole spec; `served` maps `B=1, T=8192` to the route that a call takes, or to None; `packed` a packed call's.
 
+    Where the number of sequences decides, `packed` also holds such as `B=1, N=8, T=8192`; without N there is one a row.
     `dispatcher` is the generated function that decides so, of the targets that the spec names.
     """
 
@@ -127,7 +130,7 @@ def explain(spec: Spec, lock: Lock, shapes: Sequence[tuple[int, int]] = SHAPES) 
         operator=mamba2.NAME,
         shape=operator.shape.model_dump(),
         served={_point(shape): route for shape, (route, _) in served.items()},
-        packed={_point(shape): route for shape, (_, route) in served.items()} if operator.options.packed else {},
+        packed=_packed(operator, served),
         dispatcher=host.dispatcher(spec, lock),
         targets=tuple(_target(spec, operator, lock, name, {s: served[s] for s in shapes}) for name in TARGETS),
         note=None,
@@ -143,9 +146,22 @@ def _point(shape: tuple[int, int]) -> str:
     return f"B={shape[0]}, T={shape[1]}"
 
 
-def _routes(operator: mamba2.Operator, b: int, t: int) -> tuple[str | None, str | None]:
-    """The route of a call without packed sequences, and of one with."""
-    values = {"B": b, "T": t, **operator.shape.model_dump()}
+def _packed(
+    operator: mamba2.Operator, served: dict[tuple[int, int], tuple[str | None, str | None]]
+) -> dict[str, str | None]:
+    """The routes of packed calls: of a sequence a row, and where their number decides, of several in a single one."""
+    if not operator.options.packed:
+        return {}
+    found = {_point(shape): route for shape, (_, route) in served.items()}
+    if any("N" in conditions.names(route.when) for route in operator.routes.values()):
+        tokens = sorted({t for _, t in served})
+        found |= {f"B=1, N={n}, T={t}": _routes(operator, 1, t, n)[1] for n in MAP_SEQUENCES for t in tokens}
+    return found
+
+
+def _routes(operator: mamba2.Operator, b: int, t: int, n: int | None = None) -> tuple[str | None, str | None]:
+    """The route of a call without packed sequences, and of one with: `n` of them, by default one a row."""
+    values = {"B": b, "T": t, "N": b if n is None else n, **operator.shape.model_dump()}
     taken: dict[bool, str] = {}
     for name, route in operator.routes.items():
         if conditions.evaluate(route.when, values):
@@ -258,7 +274,8 @@ def _sizes(arrays: Sequence[Array], this: Problem) -> Expr:
     # rows of a workspace are whole 16 bytes
     axes |= {f"{name}8": base.round_up(size, 8) for name, size in sizes.items()}
     # of packed rows that hold one sequence each
-    axes |= {"N": b, "N1": 2, "slots": chunks + 1}
+    inputs = this.segments if this.segmented else 0
+    axes |= {"N": b, "N1": 2, "slots": chunks + 1 + inputs, "met": this.segments}
     return sympy.Add(*(base.ITEM_BYTES[a.dtype] * sympy.prod([axes[axis] for axis in a.axes]) for a in arrays))
 
 

@@ -27,10 +27,8 @@ def view(report: Report) -> Group:
         return Group(*parts, Text(report.note))
     parts += [Text(), _served(report.served, "Route of a call: the first that serves it")]
     if report.packed:
-        parts += [
-            Text(),
-            _served(report.packed, "Route with seq_idx or cu_seqlens"),
-        ]
+        counted = "; N: sequences in a single row" if any("N=" in point for point in report.packed) else ""
+        parts += [Text(), _served(report.packed, f"Route with seq_idx or cu_seqlens{counted}")]
     parts += [Text(), Text("As generated:"), Text(report.dispatcher), Text(), Text(LEGEND.rstrip())]
     for target in report.targets:
         if target.locked:
@@ -50,18 +48,20 @@ def _table(*columns: str, title: str | None = None) -> Table:
 
 
 def _served(served: dict[str, str | None], title: str) -> Table:
-    batches = sorted({_sizes(point)[0] for point in served})
-    tokens = sorted({_sizes(point)[1] for point in served})
+    tokens = sorted({_sizes(point)["T"] for point in served})
     table = _table("", *(f"T={t}" for t in tokens), title=title)
-    for b in batches:
-        cells = [(f"B={b}, T={t}" in served, served.get(f"B={b}, T={t}")) for t in tokens]
-        table.add_row(f"B={b}", *((route or "none: refused") if known else "" for known, route in cells))
+    # rows that are one sequence each, then a single row of several
+    rows = {point.rpartition(", ")[0]: _sizes(point) for point in served}
+    for row in sorted(rows, key=lambda name: (rows[name].get("N", 0), rows[name]["B"])):
+        cells = [(f"{row}, T={t}" in served, served.get(f"{row}, T={t}")) for t in tokens]
+        table.add_row(row, *((route or "none: refused") if known else "" for known, route in cells))
     return table
 
 
-def _sizes(point: str) -> tuple[int, int]:
-    b, t = (int(part.split("=")[1]) for part in point.split(", "))
-    return b, t
+def _sizes(point: str) -> dict[str, int]:
+    """`B=1, N=8, T=512` by name."""
+    parts = (part.split("=") for part in point.split(", "))
+    return {name: int(size) for name, size in parts}
 
 
 def _route(target: TargetReport, route: RouteReport) -> list[RenderableType]:

@@ -1,6 +1,6 @@
-"""The host side of a generated package: which checks, routes, workspaces and launches host.py.jinja prints.
+"""The host side of a generated package: what the templates of its modules print, but for the routes (`routing`).
 
-Stages say what their kernels take, plans in what order they run; this puts the two into Python text. It writes nothing.
+It writes nothing.
 """
 
 from __future__ import annotations
@@ -10,37 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ssmgen import conditions, limits, plans, render
-from ssmgen.breaking import Item, call
+from ssmgen import conditions, limits, render, routing
+from ssmgen.breaking import call
 from ssmgen.lock import Lock
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
-from ssmgen.plans import PLANS, Plan, RouteSchedule
 from ssmgen.spec import Spec
-from ssmgen.stages.base import Array, Problem, Stage, round_up, step_formula, title
-from ssmgen.targets import target
+from ssmgen.stages.base import step_formula, title
 
-# kernel parameter -> host expression, where they differ
-_ARGUMENTS = {"a": "A", "b": "B", "c": "C", "d": "D"}
 # the optional tensors of the function, in its order
 _OPTIONAL = ("D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens")
-
-
-@dataclass(frozen=True)
-class RouteText:
-    """One route of one target, as text."""
-
-    name: str
-    target: str
-    when: str
-    condition: str
-    function: str
-    definition: str
-    stages: str
-    chunk: int
-    packed: bool
-    imports: tuple[tuple[str, str], ...]
-    workspaces: tuple[tuple[str, str, str], ...]
-    launches: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -87,8 +65,8 @@ class ForwardContext:
     vector_rows: tuple[tuple[str, str], ...]
     pass_packed: str
     take_packed: str
-    shapes: str
-    routes: tuple[RouteText, ...]
+    refusal: str
+    routes: tuple[routing.Text, ...]
 
 
 @dataclass(frozen=True)
@@ -190,6 +168,11 @@ def _context(name: str, operator: mamba2.Operator) -> Context:
 def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContext:
     shape, options, packed = operator.shape, operator.options, operator.options.packed
     given = _given(operator)
+    # beside B and T: what only packed calls have, and what only some routes ask for
+    counted = any("N" in conditions.names(route.when) for route in operator.routes.values())
+    asked = {"batch": "batch", "tokens": "tokens"} | ({"N": "entries"} if counted else {})
+    asked |= {"packed": "packed"} if packed else {}
+    found = ", ".join(f"{name} = {{{value}}}" for name, value in asked.items())
     used = ["allocate", "check_decay", "check_sizes", "current_stream", "device", "rows"]
     return ForwardContext(
         heads=shape.heads,
@@ -205,11 +188,11 @@ def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContex
         definition=call("def forward(", [*given, "validate"], "):"),
         call=call("route(", ["n_sms", *given, "out", "final_states"], indent=4),
         vector_rows=tuple((n, _tuple(axis.upper() for axis in axes)) for n, axes in _vectors(operator).items()),
-        pass_packed=", seq_idx is not None or cu_seqlens is not None" if packed else "",
-        take_packed=", packed" if packed else "",
-        shapes="batch = {batch}, tokens = {tokens}" + (", packed = {packed}" if packed else ""),
+        pass_packed=", entries" * counted + ", seq_idx is not None or cu_seqlens is not None" * packed,
+        take_packed=", entries" * counted + ", packed" * packed,
+        refusal=call("raise ValueError(", [f'f"no route of {{target}} serves {found}"'], indent=4),
         routes=tuple(
-            _route(spec, name, route, lock[name, mamba2.NAME, route].schedule)
+            routing.text(spec, name, route, lock[name, mamba2.NAME, route].schedule, given)
             for name in spec.targets
             for route in operator.routes
         ),
@@ -238,71 +221,3 @@ def _tuple(items: Iterable[str]) -> str:
 def _given(operator: mamba2.Operator) -> list[str]:
     """What `forward` is given of a call, but for `validate`."""
     return ["x", "dt", "A", "B", "C", *_optional(operator), "dt_min", "dt_max"]
-
-
-def _route(spec: Spec, target_name: str, route: str, schedule: RouteSchedule) -> RouteText:
-    operator = spec.operators.mamba_chunk_scan_combined
-    assert operator is not None
-    entry = operator.routes[route]
-    plan = PLANS[entry.plan]
-    problem = plans.problem(spec.model.name, operator, target(target_name), plan, schedule.plan)
-    prefix = f"{route}_" if len(spec.targets) == 1 else f"{target_name}_{route}_"
-    names = {
-        "B": "batch",
-        "T": "tokens",
-        "heads": "HEADS",
-        "groups": "GROUPS",
-        "head_dim": "HEAD_DIM",
-        "state": "STATE",
-    }
-    return RouteText(
-        name=route,
-        target=target_name,
-        when=("seq_idx or cu_seqlens given and " if plan.packed else "") + entry.when,
-        condition=_condition(conditions.python(entry.when, names), operator, plan),
-        function=f"_{prefix}route",
-        definition=call(f"def _{prefix}route(", ["n_sms", *_given(operator), "out", "final_states"], "):"),
-        stages=" -> ".join(stage.name for stage in plan.stages),
-        chunk=problem.chunk,
-        packed=plan.packed,
-        imports=tuple((stage.name, f"{prefix}{stage.name}") for stage in plan.stages),
-        workspaces=_workspaces(plan.stages, problem),
-        launches=tuple(_launch(stage, schedule, problem, prefix) for stage in plan.stages),
-    )
-
-
-def _condition(when: str, operator: mamba2.Operator, plan: Plan) -> str:
-    """The route's own condition, after whether sequences are packed where a model knows both."""
-    if not operator.options.packed:
-        return when
-    return f"{'packed' if plan.packed else 'not packed'} and {f'({when})' if ' or ' in when else when}"
-
-
-def _workspaces(stages: tuple[Stage, ...], problem: Problem) -> tuple[tuple[str, str, str], ...]:
-    sizes = {
-        "B": "batch",
-        "H": "HEADS",
-        "P": "HEAD_DIM",
-        # rows of whole 16 bytes, as a bulk copy wants them
-        "S8": "STATE" if problem.shape.state % 8 == 0 else str(round_up(problem.shape.state, 8)),
-        "chunks": "n_chunks",
-        # a row's sequences have a slot each, behind its chunks
-        "slots": "n_chunks + entries // batch",
-        "padded": f"n_chunks * {problem.chunk}",
-        "segments": str(problem.segments),
-    }
-    found: dict[str, tuple[str, str, str]] = {}
-    for stage in stages:
-        for parameter in stage.parameters(problem):
-            if isinstance(parameter, Array) and parameter.owner == "workspace":
-                shape = "(" + ", ".join(sizes[axis] for axis in parameter.axes) + ")"
-                found.setdefault(parameter.name, (parameter.name, shape, parameter.dtype))
-    return tuple(found.values())
-
-
-def _launch(stage: Stage, schedule: RouteSchedule, problem: Problem, prefix: str) -> str:
-    grid = stage.grid(schedule.stage(stage.name), problem)
-    arguments = tuple(_ARGUMENTS.get(p.name, p.name) for p in stage.parameters(problem))
-    kernel = f"{prefix}{stage.name}.{stage.name}"
-    items: list[Item] = ["stream", grid if len(grid) > 1 else f"({grid[0]},)", kernel, arguments]
-    return call("ct.launch(", items, indent=4)

@@ -44,6 +44,7 @@ PLANS = {
         Plan("three_stage", (STAGES["cumsum"], STAGES["state"], STAGES["output"]), False),
         Plan("segmented", (STAGES["cumsum"], STAGES["state"], STAGES["combine"], STAGES["output"]), True),
         Plan("packed", (STAGES["cumsum"], STAGES["state"], STAGES["packed_output"]), False),
+        Plan("packed_segmented", (STAGES["cumsum"], STAGES["state"], STAGES["combine"], STAGES["packed_output"]), True),
     )
 }
 
@@ -85,16 +86,17 @@ def problem(model: str, operator: Operator, target: Target, plan: Plan, schedule
 def derive_routes(shape: Shape) -> dict[str, Route]:
     """First routes for a shape: where the state's tiles of all heads cannot fill the GPU, the sequence is split.
 
-    Packed sequences have a route of their own: they are walked side by side, which fills the GPU as segments do.
+    Packed sequences have routes of their own: they are walked side by side, and where they are many that fills the GPU.
     """
     few = -(-FEW_BLOCKS // _state_tiles(shape))
-    routes = {"all": Route(when="B >= 1", plan="three_stage")}
-    if shape.heads < few:
-        routes = {
-            "few_heads": Route(when=f"B*heads < {few}", plan="segmented"),
-            "many_heads": Route(when=f"B*heads >= {few}", plan="three_stage"),
-        }
-    return routes | {"packed": Route(when="B >= 1", plan="packed")}
+    if shape.heads >= few:
+        return {"all": Route(when="B >= 1", plan="three_stage"), "packed": Route(when="B >= 1", plan="packed")}
+    return {
+        "few_heads": Route(when=f"B*heads < {few}", plan="segmented"),
+        "many_heads": Route(when=f"B*heads >= {few}", plan="three_stage"),
+        "packed_few_heads": Route(when=f"N*heads < {few}", plan="packed_segmented"),
+        "packed": Route(when=f"N*heads >= {few}", plan="packed"),
+    }
 
 
 def _state_tiles(shape: Shape) -> int:

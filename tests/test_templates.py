@@ -39,7 +39,7 @@ OPTIONS = (
     {"D": "per_channel", "z": "silu", "dt_bias": True, "dt_softplus": True, "dt_limit": "runtime", "packed": True},
 )
 SPLITS = ((64, 1, 64), (64, 2, 64), (64, 4, 16), (64, 8, 64), (128, 1, 64), (128, 2, 32), (256, 16, 64))
-PACKED = ((32, 1, 32), (64, 1, 64), (128, 1, 128))
+PACKED = ((32, 1, 32), (64, 1, 64), (128, 1, 128), (16, 2, 16), (64, 8, 64), (64, 16, 64))
 
 
 @pytest.mark.parametrize("template", CONTEXTS)
@@ -96,8 +96,13 @@ def _sweep() -> Iterator[tuple[Spec, lock.Lock]]:
         options = OPTIONS[(i + j) % len(OPTIONS)]
         splits = {f"r{i}": ("segmented" if split[1] > 1 else "three_stage", *split) for i, split in enumerate(SPLITS)}
         if "packed" in options:
-            splits |= {f"packed_{i}": ("packed", *split) for i, split in enumerate(PACKED)}
-        routes = {name: Route(when="B*T > 0", plan=plan) for name, (plan, *_) in splits.items()}
+            plan_of = {False: "packed", True: "packed_segmented"}
+            splits |= {f"packed_{i}": (plan_of[split[1] > 1], *split) for i, split in enumerate(PACKED)}
+        # what is asked of packed calls also counts their sequences
+        routes = {
+            name: Route(when="B*N*T > 0" if PLANS[plan].packed else "B*T > 0", plan=plan)
+            for name, (plan, *_) in splits.items()
+        }
         operator = mamba2.Operator(
             shape=mamba2.Shape(heads=heads, groups=groups, head_dim=head_dim, state=state),
             dtypes=mamba2.Dtypes(x=x, dt="float32" if number % 2 else x, chunk_state=chunk_state, state="float32"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Forward:
     """One call: `chunk` is the config's chunk size, which peers use and ssmgen ignores.
 
-    `sequences` of drawn lengths lie in a row; 0 for a call without packed sequences.
+    `sequences` of drawn lengths lie in a row, the N of route conditions; 0 for a call without packed sequences.
     """
 
     model: str
@@ -43,6 +43,7 @@ FORWARD = {
     "falcon_h1_7b_packed_8": Forward("falcon_h1_7b", 1, 8192, 128, sequences=8),
     "nemotron_nano_9b_packed_8": Forward("nemotron_nano_9b_v2", 1, 8192, 128, sequences=8),
     "nemotron_3_super_tp8_packed_1": Forward("nemotron_3_super_120b_a12b_tp8", 1, 8192, 128, sequences=1),
+    "nemotron_3_super_tp8_packed_2": Forward("nemotron_3_super_120b_a12b_tp8", 1, 8192, 128, sequences=2),
     "nemotron_3_super_tp8_packed_8": Forward("nemotron_3_super_120b_a12b_tp8", 1, 8192, 128, sequences=8),
 }
 

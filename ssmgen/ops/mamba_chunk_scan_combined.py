@@ -10,12 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from ssmgen import conditions
 from ssmgen.errors import ViolationError
 from ssmgen.ops.base import Closed, Dim, Dtype, Route, RouteName, Size, whole_groups
 
 NAME = "mamba_chunk_scan_combined"
-PLANS = ("three_stage", "segmented", "packed")
-PACKED_PLANS = ("packed",)
+PLANS = ("three_stage", "segmented", "packed", "packed_segmented")
+PACKED_PLANS = ("packed", "packed_segmented")
 """The plans that serve calls with seq_idx or cu_seqlens; the others serve calls without."""
 
 
@@ -89,6 +90,20 @@ class Operator(Closed):
                     expected=f"one of {', '.join(PLANS)}",
                     next=f"change routes.{name}.plan",
                     key=("routes", name, "plan"),
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _sequences_of_packed_calls(self) -> Operator:
+        """Only packed calls have a number of sequences of their own: of others it is B, which then should be named."""
+        for name, route in self.routes.items():
+            if route.plan not in PACKED_PLANS and "N" in conditions.names(route.when):
+                raise ViolationError(
+                    f"routes.{name}.when: N, the number of packed sequences, beside a plan for calls without",
+                    found=f"{route.when!r}, plan {route.plan}",
+                    expected=f"B in place of N, or the plan {' or '.join(PACKED_PLANS)}",
+                    next=f"change routes.{name}",
+                    key=("routes", name, "when"),
                 )
         return self
 

@@ -150,10 +150,36 @@ def dim_tile(head_dim: int, widest: int) -> int:
     return whole if whole <= widest or head_dim % widest else widest
 
 
+CLEARED = "-1e20"
+"""What stands for a log2 decay over a change of sequence: its power of two is 0, and no sum of decays comes near it.
+
+As the kernels spell it."""
+
+
+def slots(problem: Problem) -> str:
+    """The states that a row of packed sequences has: of its chunks, its sequences, and what enters its segments."""
+    return "chunks + N + SEGMENTS" if problem.segmented else "chunks + N"
+
+
 def chunk_states(problem: Problem) -> Array:
-    """States at the start of every chunk; in a row of packed sequences the sequences' initial ones stand behind."""
+    """States at the start of every chunk; in a row of packed sequences others stand behind, see `slots`."""
     slots = "slots" if problem.packed else "chunks"
     return Array("chunk_states", problem.dtypes.chunk_state, ("B", "H", slots, "P", "S8"), "workspace")
+
+
+def segment_states(problem: Problem) -> Array:
+    """What every segment makes of a zero state; of packed sequences, what each makes of each segment that it meets."""
+    # one sequence after another: two neighbours share a segment at most, so all together meet so many
+    of = "met" if problem.packed else "segments"
+    return Array("segment_states", "float32", ("B", "H", of, "P", "S8"), "workspace")
+
+
+def entered(problem: Problem) -> Expr:
+    """Segments with a chunk, of a row of T tokens: a short one leaves the last without."""
+    import sympy
+
+    chunks = sympy.ceiling(sympy.Symbol("T", positive=True, integer=True) / problem.chunk)
+    return sympy.ceiling(chunks / sympy.ceiling(chunks / problem.segments))
 
 
 def step_formula(options: Options, limit: str) -> str:

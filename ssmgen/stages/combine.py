@@ -1,6 +1,6 @@
 """combine: the state entering every segment and the final state, from what each segment makes of a zero state.
 
-Part of the segmented plan only.
+Part of the segmented plans only; of packed sequences it combines each one's own segments.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ class Context:
     head_dim_tiles: int
     occupancy: int
     chunk_state_dtype: str
+    packed: bool
+    i_entry: str
+    tokens: str
+    slots: str
+    cleared: str
+    segmented: bool
+    of_sequence: str
 
 
 class Combine(base.Stage):
@@ -69,14 +76,32 @@ class Combine(base.Stage):
             head_dim_tiles=-(-problem.shape.head_dim // schedule.head_dim_tile),
             occupancy=schedule.occupancy,
             chunk_state_dtype=base.tile_dtype(problem.dtypes.chunk_state),
+            packed=problem.packed,
+            i_entry="i_entry" if problem.packed else "i_batch",
+            tokens="tokens",
+            slots=base.slots(problem),
+            cleared=base.CLEARED,
+            segmented=problem.segmented,
+            of_sequence=" of the sequence" if problem.packed else "",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
+        if problem.packed:
+            return (
+                Scalar("tokens", "int32"),
+                Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
+                base.BEGIN,
+                *base.OFFSETS,
+                base.segment_states(problem),
+                Array("chunk_decay", "float32", ("B", "H", "chunks"), "workspace"),
+                base.chunk_states(problem),
+                Array("final_states", "float32", ("N", "H", "P", "S"), "result"),
+            )
         return (
             Array("initial_states", "float32", ("B", "H", "P", "S"), "caller"),
             Scalar("has_initial_states", "int32"),
             Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
-            Array("segment_states", "float32", ("B", "H", "segments", "P", "S8"), "workspace"),
+            base.segment_states(problem),
             Array("chunk_decay", "float32", ("B", "H", "chunks"), "workspace"),
             Array("segment_inputs", problem.dtypes.chunk_state, ("B", "H", "segments", "P", "S8"), "workspace"),
             Array("final_states", "float32", ("B", "H", "P", "S"), "result"),
@@ -84,18 +109,23 @@ class Combine(base.Stage):
 
     def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
         context = self.context(schedule, problem)
-        return (f"batch * {problem.shape.heads * context.state_tiles * context.head_dim_tiles}",)
+        each = "entries" if problem.packed else "batch"
+        return (f"{each} * {problem.shape.heads * context.state_tiles * context.head_dim_tiles}",)
 
     def cost(self, schedule: Schedule, problem: Problem) -> Cost:
         import sympy
 
         b = sympy.symbols("B", positive=True, integer=True)
-        s, n = problem.shape, problem.segments
+        s, n = problem.shape, base.entered(problem) if problem.packed else problem.segments
+        # a packed sequence starts from its initial state in its first segment, which nothing enters
+        inputs = n - 1 if problem.packed else n
         head_state = s.heads * s.state * s.head_dim
+        # the final state is written, and without packed sequences the initial one read here
+        last = 4 if problem.packed else 4 + 4
         context = self.context(schedule, problem)
-        per_head = n * context.state_tiles * context.head_dim_tiles
+        per_head = inputs * context.state_tiles * context.head_dim_tiles
         return Cost(
-            bytes=b * head_state * (4 * n + base.ITEM_BYTES[problem.dtypes.chunk_state] * n + 4 + 4),
+            bytes=b * head_state * (4 * n + base.ITEM_BYTES[problem.dtypes.chunk_state] * inputs + last),
             flops=sympy.Integer(0),
             exponentials=b * s.heads * per_head,
         )

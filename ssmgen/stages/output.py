@@ -53,6 +53,7 @@ class Context:
     x_to_scaled: str
     gate: bool
     skip_by_channel: bool
+    inputs: str
 
 
 class Output(base.Stage):
@@ -142,6 +143,7 @@ class Output(base.Stage):
             x_to_scaled="" if x == "bfloat16" else f".astype({scaled})",
             gate=problem.options.z != "none",
             skip_by_channel=problem.options.D == "per_channel",
+            inputs="segment_inputs",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
@@ -179,8 +181,7 @@ class Output(base.Stage):
         s, d, r = problem.shape, problem.dtypes, schedule.rows
         n, n_chunks, blocks = sympy.ceiling(t / r), sympy.ceiling(t / problem.chunk), problem.chunk // r
         # a short sequence leaves its last segments without a chunk, and what enters them unread
-        entered = sympy.ceiling(n_chunks / sympy.ceiling(n_chunks / problem.segments))
-        states = n_chunks + (entered if problem.segmented else 0)
+        states = n_chunks + (base.entered(problem) if problem.segmented else 0)
         gate = problem.options.z != "none"
         moved = b * t * base.ITEM_BYTES[d.x] * ((2 + gate) * s.heads * s.head_dim + 2 * s.groups * s.state)
         moved += 8 * b * s.heads * n_chunks * problem.chunk

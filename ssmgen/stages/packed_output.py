@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ssmgen.stages import base, output
 from ssmgen.stages.base import Cost, Parameter, Problem
@@ -46,6 +47,13 @@ class Context:
     c_to_h: str
     h_to_operand: str
     x_to_scaled: str
+    segmented: bool
+    segments: int
+    in_segments: str
+    slots: str
+    cleared: str
+    inputs: str
+    entered: str
 
 
 class PackedOutput(base.Stage):
@@ -64,12 +72,21 @@ class PackedOutput(base.Stage):
 
     def context(self, schedule: Schedule, problem: Problem) -> Context:
         whole = output.STAGE.context(_whole(schedule, problem), problem)
-        return Context(**{name: getattr(whole, name) for name in Context.__dataclass_fields__})
+        own: dict[str, Any] = {
+            "in_segments": " h includes what entered its segment." if problem.segmented else "",
+            "slots": base.slots(problem),
+            "cleared": base.CLEARED,
+            "inputs": "chunk_states",
+            "entered": "y" if problem.segmented else "none",
+        }
+        names = Context.__dataclass_fields__.keys() - own
+        return Context(**own, **{name: getattr(whole, name) for name in names})
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
         *inputs, out = output.STAGE.parameters(problem)
         states = base.chunk_states(problem)
-        inputs.remove(states)
+        # what enters a segment stands among the chunks' states
+        inputs = [p for p in inputs if p.name not in (states.name, "segment_inputs")]
         return (*inputs, base.BEGIN, base.ENTRY, states, out)
 
     def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
@@ -80,9 +97,12 @@ class PackedOutput(base.Stage):
 
         b, t = sympy.symbols("B T", positive=True, integer=True)
         cost = output.STAGE.cost(_whole(schedule, problem), problem)
-        # begin and entry; no sequence that starts inside a chunk brings a state
-        padded = problem.chunk * sympy.ceiling(t / problem.chunk)
-        return replace(cost, bytes=cost.bytes + 8 * b * padded)
+        # begin and entry; no sequence that starts inside a chunk brings a state, and none enters the first segment
+        moved = cost.bytes + 8 * b * problem.chunk * sympy.ceiling(t / problem.chunk)
+        if problem.segmented:
+            s, width = problem.shape, base.ITEM_BYTES[problem.dtypes.chunk_state]
+            moved -= b * s.heads * s.state * s.head_dim * width
+        return replace(cost, bytes=moved)
 
 
 def _whole(schedule: Schedule, problem: Problem) -> output.Schedule:

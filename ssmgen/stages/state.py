@@ -45,6 +45,9 @@ class Context:
     packed: bool
     i_entry: str
     kept: str
+    tokens: str
+    slots: str
+    starts: str
 
 
 def tiles(schedule: Schedule, problem: Problem) -> tuple[int, int]:
@@ -115,6 +118,9 @@ class State(base.Stage):
             packed=problem.packed,
             i_entry="i_entry" if problem.packed else "i_batch",
             kept="kept" if problem.packed else "ct.exp2(l_last)",
+            tokens="x.shape[1]",
+            slots=base.slots(problem),
+            starts="starts & (has_initial_states != 0)" if problem.segmented else "has_initial_states != 0",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:
@@ -126,21 +132,18 @@ class State(base.Stage):
             Array("log_decay", "float32", ("B", "H", "padded"), "workspace"),
         )
         chunk_states = base.chunk_states(problem)
-        if problem.segmented:
-            return (
-                *inputs,
-                chunk_states,
-                Array("segment_states", "float32", ("B", "H", "segments", "P", "S8"), "workspace"),
-            )
+        if problem.segmented and not problem.packed:
+            return (*inputs, chunk_states, base.segment_states(problem))
         # a state a row, or of packed sequences a state a sequence
         each = "N" if problem.packed else "B"
+        last = Array("final_states", "float32", (each, "H", "P", "S"), "result")
         return (
             *inputs,
             *((base.BEGIN, *base.OFFSETS) if problem.packed else ()),
             Array("initial_states", "float32", (each, "H", "P", "S"), "caller"),
             Scalar("has_initial_states", "int32"),
             chunk_states,
-            Array("final_states", "float32", (each, "H", "P", "S"), "result"),
+            base.segment_states(problem) if problem.segmented else last,
         )
 
     def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
@@ -161,7 +164,8 @@ class State(base.Stage):
         # of packed sequences also the initial state of each: one a row
         states = n + int(problem.packed)
         written = b * s.heads * states * head_state * base.ITEM_BYTES[d.chunk_state]
-        ends = b * s.heads * head_state * 4 * problem.segments
+        # a packed sequence stores only what it makes of the segments that it meets
+        ends = b * s.heads * head_state * 4 * (base.entered(problem) if problem.packed else problem.segments)
         tile_area = state_tiles * schedule.state_tile * head_dim_tiles * schedule.head_dim_tile
         return Cost(
             bytes=read + written + ends,

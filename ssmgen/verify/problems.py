@@ -103,8 +103,9 @@ class Drawn:
 
     @property
     def _plans(self) -> dict[str, str]:
-        plans = {"all": "segmented" if self.segments > 1 else "three_stage"}
-        return plans | ({"packed": "packed"} if self.packed else {})
+        split = self.segments > 1
+        plans = {"all": "segmented" if split else "three_stage"}
+        return plans | ({"packed": "packed_segmented" if split else "packed"} if self.packed else {})
 
     def spec(self, target_name: str = "sm_90", name: str = _NAME) -> Spec:
         """A spec of the model, for one target."""

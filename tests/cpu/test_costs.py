@@ -25,9 +25,9 @@ from ssmgen.verify.inputs import arguments  # noqa: E402
 LEFT_OUT = {
     "cumsum": {"a", "dt_bias", "cu_seqlens"},
     "state": {"initial_states", "begin", "cu_seqlens"},
-    "combine": {"log_decay", "chunk_decay"},
+    "combine": {"log_decay", "chunk_decay", "begin", "cu_seqlens"},
     "output": {"d", "chunk_decay"},
-    "packed_output": {"d"},
+    "packed_output": {"d", "chunk_decay"},
 }
 SPEC = """\
 schema: 1
@@ -39,7 +39,7 @@ operators:
     options: {{D: {D}, z: {z}, dt_bias: true, dt_softplus: true, dt_limit: none, packed: true}}
     routes:
       all: {{when: "B >= 1", plan: {plan}}}
-      packed: {{when: "B >= 1", plan: packed}}
+      packed: {{when: "B >= 1", plan: {packed}}}
 targets: [sm_90]
 """
 
@@ -86,21 +86,22 @@ def test_the_closed_forms_are_the_kernels_own(text: str) -> None:
 
 
 @pytest.mark.parametrize("sequences", ["unpacked", "seq_idx", "cu_seqlens"])
-@pytest.mark.parametrize(("plan", "x", "skip", "gate"), [
-    ("three_stage", "float16", "per_channel", "silu"),
-    ("segmented", "float32", "per_head", "silu"),
-    ("three_stage", "bfloat16", "none", "none"),
+@pytest.mark.parametrize(("plan", "packed", "x", "skip", "gate"), [
+    ("three_stage", "packed", "float16", "per_channel", "silu"),
+    ("segmented", "packed_segmented", "float32", "per_head", "silu"),
+    ("three_stage", "packed", "bfloat16", "none", "none"),
 ])  # fmt: skip
 def test_with_a_gate_d_per_channel_and_packed_sequences(
-    sequences: str, plan: str, x: str, skip: str, gate: str
+    sequences: str, plan: str, packed: str, x: str, skip: str, gate: str
 ) -> None:
-    value = spec.loads(SPEC.format(plan=plan, x=x, D=skip, z=gate), Path("counted.yaml"))
+    value = spec.loads(SPEC.format(plan=plan, packed=packed, x=x, D=skip, z=gate), Path("counted.yaml"))
     operator = value.operators.mamba_chunk_scan_combined
     assert operator is not None
     lock = locks.derive(value, value.targets)
     package = interpreted(value, lock)
     package.launcher.trace = True
-    shape = (1 if sequences == "cu_seqlens" else 2, 150)
+    # split into eight, of which five segments have two chunks each and the others none
+    shape = (1 if sequences == "cu_seqlens" else 2, 600 if plan == "segmented" else 150)
     package.mamba_chunk_scan_combined(**_tensors(operator, shape, sequences), chunk_size=64, dt_softplus=True)
     route = "all" if sequences == "unpacked" else "packed"
     entry = next(entry for (_, _, name), entry in lock.items() if name == route)

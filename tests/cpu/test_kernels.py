@@ -30,9 +30,9 @@ EXAMPLES = int(os.environ.get("SSMGEN_EXAMPLES", "25"))
 SEED = os.environ.get("SSMGEN_SEED")
 
 
-# four parts, so that test processes share them
+# parts, so that test processes share them
 @pytest.mark.parametrize("x", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize(("segments", "packed"), [(1, False), (2, False), (1, True)])
+@pytest.mark.parametrize(("segments", "packed"), [(1, False), (2, False), (1, True), (4, True)])
 def test_drawn_problems(x: str, segments: int, packed: bool) -> None:
     @settings(
         max_examples=EXAMPLES, deadline=None, derandomize=SEED is None, suppress_health_check=[HealthCheck.too_slow]
@@ -55,6 +55,9 @@ def test_drawn_problems(x: str, segments: int, packed: bool) -> None:
     "groups=1,heads_per_group=2,head_dim=192,state=96,small_tiles=True,tokens=70,x=float16,dt=x",
     "groups=1,heads_per_group=14,head_dim=80,state=100,packed=True,z=silu,D=per_channel,tokens=150,sequences=both,cuts=many,layout=fused_odd",
     "groups=2,heads_per_group=1,head_dim=9,state=17,chunk=64,packed=True,tokens=200,sequences=seq_idx,cuts=many,batch=2,initial_states=True",
+    "groups=1,heads_per_group=16,head_dim=64,state=128,chunk=64,segments=8,packed=True,tokens=700,sequences=both,cuts=two,initial_states=True",
+    "groups=1,heads_per_group=2,head_dim=128,state=256,chunk=64,segments=8,packed=True,tokens=250,sequences=cu_seqlens,cuts=empty,layout=fused_odd",
+    "groups=3,heads_per_group=1,head_dim=3,state=1,segments=16,chunk=16,packed=True,tokens=600,sequences=seq_idx,cuts=many,batch=2,x=float32,initial_states=True",
 ])  # fmt: skip
 def test_shapes_of_real_models_and_odd_ones(text: str) -> None:
     testing.check(problems.parse(text))
@@ -71,8 +74,11 @@ def test_every_regime(regime: str, segments: int) -> None:
 
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("cuts", CUTS)
-def test_every_regime_in_packed_rows(regime: str, cuts: str) -> None:
+@pytest.mark.parametrize("segments", [1, 2])
+def test_every_regime_in_packed_rows(regime: str, cuts: str, segments: int) -> None:
     model = Drawn(groups=2, heads_per_group=3, head_dim=20, state=24, packed=True, z="silu", D="per_channel")
+    # segments of several chunks
+    model = replace(model, segments=segments, chunk=16) if segments > 1 else model
     # by turns, so that each stands beside each
     turn = REGIMES.index(regime) + CUTS.index(cuts)
     call = Call(
@@ -89,14 +95,15 @@ def test_nothing_to_do() -> None:
         assert check.run(subject, call).passed
 
 
-def test_two_runs_are_equal_to_the_bit() -> None:
+@pytest.mark.parametrize("sequences", ["no", "both"])
+def test_two_runs_are_equal_to_the_bit(sequences: str) -> None:
     import torch
 
     from ssmgen.verify.inputs import arguments
 
-    model = Drawn(groups=2, heads_per_group=3, head_dim=20, state=24, segments=2)
+    model = Drawn(groups=2, heads_per_group=3, head_dim=20, state=24, segments=2, packed=sequences != "no")
     package = interpreted(model.spec(), model.lock())
-    drawn = arguments(model.operator, Call(tokens=75))
+    drawn = arguments(model.operator, Call(tokens=75, sequences=sequences, cuts="two"))
     first, second = (package.mamba_chunk_scan_combined(**drawn, chunk_size=1) for _ in range(2))
     assert torch.equal(first, second)
 
@@ -158,7 +165,7 @@ MUTATIONS = {
     "no state over a border": ("state", "(start < 0) | (has_cu_seqlens != 0)", "(start < 0)"),
     "an initial state in another's place": ("state", "i_chunk if i_chunk * CHUNK >= first else slot", "i_chunk"),
     "initial states of the first sequence": ("state", "at_end, end_piece = ({{ i_entry }}, i_head, i_state, i_dim), (1, 1, STATE_TILE, HEAD_DIM_TILE)\n        h =", "at_end, end_piece = (0, i_head, i_state, i_dim), (1, 1, STATE_TILE, HEAD_DIM_TILE)\n        h ="),
-    "an empty sequence takes a chunk": ("state", "ct.cdiv(end, CHUNK) if end > first else first // CHUNK", "ct.cdiv(end, CHUNK) + (1 if end == first else 0)"),
+    "an empty sequence takes a chunk": ("_span", "ct.cdiv(end, CHUNK) if end > first else first // CHUNK", "ct.cdiv(end, CHUNK) + (1 if end == first else 0)"),
     "every row enters with h": ("packed_output", "ct.where(start < 0, ct.exp2(l_tile), 0.0)", "ct.exp2(l_tile)"),
     "pairs across sequences": ("packed_output", "causal & (token[None, :] >= start[:, None])", "causal"),
     "a sequence does not see its first token": ("packed_output", "token[None, :] >= start[:, None]", "token[None, :] > start[:, None]"),
@@ -171,12 +178,56 @@ MUTATIONS = {
     "a state that nobody stored": ("packed_output", "ct.where(ct.min(start) < CHUNK, i_chunk, n_chunks)", "i_chunk"),
     "padding left undetermined": ("output", "x_tile = ct.load(x, at_x, x_piece, padding_mode=ZERO, ", "x_tile = ct.load(x, at_x, x_piece, "),
 }  # fmt: skip
+# of packed rows in segments
+SPLIT_MUTATIONS = {
+    "a last empty sequence has no segment": ("_span", "min(first // CHUNK, n_chunks - 1) // n_segment", "first // CHUNK // n_segment"),
+    "an empty sequence has no segment": ("_span", "max((n_met - 1) // n_segment, first_segment)", "(n_met - 1) // n_segment"),
+    "a segment too many": ("_span", "(n_met - 1) // n_segment", "n_met // n_segment"),
+    "every sequence starts in the first segment": ("state", "starts = i_segment == first_segment", "starts = i_segment == 0"),
+    "every segment has the initial state": ("state", "if {{ starts }}:", "if has_initial_states != 0:"),
+    "no initial state behind the chunks": ("state", "    if starts:", "    if i_segment < 0:"),
+    "chunks before the sequence": ("state", "max(first // CHUNK, i_segment * n_segment)", "i_segment * n_segment"),
+    "chunks before the segment": ("state", "max(first // CHUNK, i_segment * n_segment)", "first // CHUNK"),
+    "chunks behind the sequence": ("state", "min((i_segment + 1) * n_segment, n_met)", "(i_segment + 1) * n_segment"),
+    "chunks behind the segment": ("state", "min((i_segment + 1) * n_segment, n_met)", "n_met"),
+    "segments of all sequences in one place": ("state", "slot - n_chunks + i_segment", "i_segment"),
+    "a state of segments before the sequence": ("state", "(i_segment >= first_segment) & ", ""),
+    "a state of segments behind the sequence": ("state", " & (i_segment <= last_segment)", ""),
+    "the first segment of the first sequence": ("combine", "slot - n_chunks + first_segment", "first_segment"),
+    "segments of the first sequence": ("combine", "slot - n_chunks + max(", "max("),
+    "segments before the sequence": ("combine", "max(min({{ s }}, last_segment), first_segment)", "min({{ s }}, last_segment)"),
+    "segments behind the sequence": ("combine", "max(min({{ s }}, last_segment), first_segment)", "max({{ s }}, first_segment)"),
+    "nobody tells of the chunks behind the last": ("combine", "n_chunks if (has_cu_seqlens != 0) & (i_entry + 2 == cu_seqlens.shape[0]) else n_met", "n_met"),
+    "everybody tells of the chunks behind the last": ("combine", "(has_cu_seqlens != 0) & (i_entry + 2 == cu_seqlens.shape[0])", "(has_cu_seqlens != 0)"),
+    "what enters the first segment": ("combine", "(i_segment > first_segment)", "(i_segment >= first_segment)"),
+    "decay behind the sequence": ("combine", "ct.minimum(i_chunk * CHUNK + CHUNK, end) - 1", "i_chunk * CHUNK + CHUNK - 1"),
+    "decay of chunks behind the sequence": ("combine", " & (i_chunk < n_met)", " & (i_chunk < n_chunks)"),
+    "a segment's state passes a change": ("combine", "padding_value=-1) < 0, own, CLEARED)", "padding_value=-1) < 0, own, own)"),
+    "a chunk's input passes a change": ("combine", "ct.where(start < 0, previous, CLEARED)", "previous"),
+    "changes where there is no chunk": ("combine", "mask=inside, padding_value=-1)", "mask=inside)"),
+    "changes before the segment": ("combine", "mask=after, padding_value=-1)", "mask=after)"),
+    "decay before the segment": ("combine", "after = inside & (nth > 0)", "after = inside"),
+    "changes of the first row": ("combine", "ct.gather(begin, (i_batch, last)", "ct.gather(begin, (0, last)"),
+    "changes of the first row before a chunk": ("combine", "ct.gather(begin, (i_batch, i_chunk", "ct.gather(begin, (0, i_chunk"),
+    "what enters where nothing does": ("combine", "ct.where(inside, before[:, None] + ct.cumsum(previous, axis=1), CLEARED)", "before[:, None] + ct.cumsum(previous, axis=1)"),
+    "a chunk that the sequence starts inside": ("combine", "ct.cdiv(first, CHUNK)", "first // CHUNK"),
+    "chunks told by any sequence": ("combine", "(i_chunk >= ct.cdiv(first, CHUNK)) & ", ""),
+    "inputs in one place": ("combine", "inputs + {{ s }}", "inputs"),
+    "a sequence enters segments before it": ("combine", "(first_segment < {{ s }}) & ", ""),
+    "a sequence enters segments behind it": ("combine", " & (last_segment >= {{ s }})", ""),
+    "another segment's input": ("packed_output", "SEGMENTS + i_chunk // ct.cdiv(n_chunks, SEGMENTS)", "SEGMENTS + i_chunk // ct.cdiv(n_chunks, SEGMENTS) - 1"),
+    "inputs that nobody stored": ("packed_output", "i_input = ct.where(", "_ = ct.where("),
+    "no input": ("packed_output", "> {{ cleared }}, i_input, slot)", "> 0.0, i_input, slot)"),
+    "the input undecayed": ("packed_output", "none) * ct.exp2(since_start)", "none)"),
+    "the input decayed as another head's": ("packed_output", "ct.gather(chunk_decay, (i_batch, i_head, i_chunk))", "ct.gather(chunk_decay, (i_batch, first_head, i_chunk))"),
+    "the input dropped": ("packed_output", "h.transpose(), {{ entered }})", "h.transpose(), none)"),
+}  # fmt: skip
 
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Templates with one edit."""
-    stage, right, wrong = MUTATIONS[request.param]
+    stage, right, wrong = (MUTATIONS | SPLIT_MUTATIONS)[request.param]
     folder = tmp_path / "templates"
     shutil.copytree(paths.templates_dir(), folder)
     path = folder / "mamba2" / f"{stage}.py.jinja"
@@ -221,9 +272,26 @@ PACKED_CALLS = (
 )
 
 
+# segments of two chunks, the last of one: sequences of less than a chunk and of several segments, borders of segments
+SPLIT_MODEL = replace(PACKED_MODEL, segments=4, chunk=16, head_dim=20, state=12)
+SPLIT_CALLS = (
+    Call(tokens=100, initial_states=True, sequences="both", cuts="two", regime="mixed_horizons", seed=1),
+    Call(batch=2, tokens=100, initial_states=True, sequences="seq_idx", cuts="two", regime="mixed_horizons"),
+    Call(tokens=128, initial_states=True, sequences="cu_seqlens", cuts="empty", regime="mixed_horizons", seed=2),
+    Call(tokens=100, sequences="cu_seqlens", cuts="short", regime="mixed_horizons"),
+    Call(tokens=96, initial_states=True, sequences="cu_seqlens", cuts="borders"),
+    # fewer chunks than segments
+    Call(tokens=33, initial_states=True, sequences="cu_seqlens", cuts="two"),
+    Call(batch=2, tokens=100, sequences="seq_idx", cuts="many", regime="strong_decay"),
+)
+
+
 SUITE = (
     *((model, CALLS) for model in MODELS),
     (PACKED_MODEL, PACKED_CALLS),
+    (SPLIT_MODEL, SPLIT_CALLS),
+    # several heads a block
+    (replace(SPLIT_MODEL, small_tiles=False), SPLIT_CALLS[:3]),
     # more sequences than one tile of offsets holds
     (Drawn(packed=True, head_dim=8, state=1), (Call(tokens=800, sequences="cu_seqlens", cuts="many"),)),
 )
@@ -247,3 +315,8 @@ def test_the_unbroken_templates_pass_what_catches_the_broken_ones() -> None:
 @pytest.mark.parametrize("broken", MUTATIONS, indirect=True)
 def test_a_broken_template_is_found(broken: None) -> None:
     assert any(caught(model, calls) for model, calls in SUITE)
+
+
+@pytest.mark.parametrize("broken", SPLIT_MUTATIONS, indirect=True)
+def test_a_broken_template_of_packed_segments_is_found(broken: None) -> None:
+    assert any(caught(model, calls) for model, calls in SUITE if model.packed and model.segments > 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +19,15 @@ from ssmgen.verify.inputs import arguments  # noqa: E402
 from ssmgen.verify.problems import Call, Drawn  # noqa: E402
 
 MODEL = Drawn(groups=2, heads_per_group=2, head_dim=8, state=8, chunk=16, packed=True, z="silu", D="per_channel")
+# the last of the two segments is of one chunk
+SPLIT = replace(MODEL, segments=2)
 TOKENS = 37
 BY_TOKEN = ("x", "dt", "B", "C", "z")
+
+
+@pytest.fixture(scope="module", params=[MODEL, SPLIT], ids=["whole", "segments"])
+def both(request: pytest.FixtureRequest) -> ModuleType:
+    return interpreted(request.param.spec(), request.param.lock())
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +53,21 @@ def _offsets(*values: int) -> Any:
 
 
 @pytest.mark.parametrize("start", range(0, TOKENS + 1, 9))
-def test_a_prompt_in_pieces_equals_the_whole(kernels: ModuleType, given: dict[str, Any], start: int) -> None:
+def test_a_prompt_in_pieces_equals_the_whole(both: ModuleType, given: dict[str, Any], start: int) -> None:
     """Every split point, nine to a test: the second piece starts from the first one's states."""
     expected = reference.mamba_chunk_scan_combined(**given)
     honest = tolerance.honest(**given, chunk=16, chunk_state=torch.bfloat16)
     for at in range(start, min(start + 9, TOKENS + 1)):
-        first, states = _scan(kernels, _part(given, slice(at)), return_final_states=True)
+        first, states = _scan(both, _part(given, slice(at)), return_final_states=True)
         rest = _part(given, slice(at, None)) | {"initial_states": states}
-        second, states = _scan(kernels, rest, return_final_states=True)
+        second, states = _scan(both, rest, return_final_states=True)
         assert tolerance.excess((torch.cat([first, second], 1), states), expected, honest) <= 1
         # the same piece as a sequence between two others, of which one is empty
         packed = {n: torch.cat([t[:, at:], t[:, :at]], 1) if n in BY_TOKEN else t for n, t in given.items()}
         packed["initial_states"] = torch.cat([rest["initial_states"], torch.ones_like(states), given["initial_states"]])
         n = TOKENS - at
         out, last, of_all = _scan(
-            kernels,
+            both,
             packed,
             cu_seqlens=_offsets(0, n, n, TOKENS),
             return_final_states=True,
@@ -73,7 +81,7 @@ def test_a_prompt_in_pieces_equals_the_whole(kernels: ModuleType, given: dict[st
 
 
 @pytest.mark.parametrize("how", ["cu_seqlens", "seq_idx"])
-def test_a_sequence_does_not_see_its_neighbours(kernels: ModuleType, given: dict[str, Any], how: str) -> None:
+def test_a_sequence_does_not_see_its_neighbours(both: ModuleType, given: dict[str, Any], how: str) -> None:
     """Whatever lies beside it, to the bit."""
     del given["initial_states"]
     cuts = (0, 5, 21, TOKENS)
@@ -81,7 +89,7 @@ def test_a_sequence_does_not_see_its_neighbours(kernels: ModuleType, given: dict
     for at in cuts[1:-1]:
         seq_idx[:, at:] += 1
     packed = dict(cu_seqlens=_offsets(*cuts)) if how == "cu_seqlens" else dict(seq_idx=seq_idx)
-    out = _scan(kernels, given, **packed)
+    out = _scan(both, given, **packed)
     for start, stop in itertools.pairwise(cuts):
         other = {n: t.clone() if n in BY_TOKEN else t for n, t in given.items()}
         for name in BY_TOKEN:
@@ -89,7 +97,7 @@ def test_a_sequence_does_not_see_its_neighbours(kernels: ModuleType, given: dict
             mask = torch.ones(TOKENS, dtype=torch.bool)
             mask[start:stop] = False
             other[name][:, mask] = noise[:, mask].to(other[name].dtype)
-        assert torch.equal(_scan(kernels, other, **packed)[:, start:stop], out[:, start:stop])
+        assert torch.equal(_scan(both, other, **packed)[:, start:stop], out[:, start:stop])
 
 
 def test_results(kernels: ModuleType, given: dict[str, Any]) -> None:
@@ -164,13 +172,14 @@ def test_bad_values_are_refused_on_the_cpu(kernels: ModuleType, given: dict[str,
 
 
 @pytest.mark.parametrize("case", [case for case, (values, _) in BAD_VALUES.items() if "cu_seqlens" in values])
+@pytest.mark.parametrize("model", [MODEL, SPLIT], ids=["whole", "segments"])
 def test_unchecked_offsets_touch_nothing_outside(
-    given: dict[str, Any], case: str, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], case: str, model: Drawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sanitizer would report an access outside an array."""
     # offsets that decrease give a chunk to two sequences, whose blocks then store to one place: wrong, and inside
     monkeypatch.setattr(Memory, "_no_conflict", lambda *_: None)
-    kernels = interpreted(MODEL.spec(), MODEL.lock())
+    kernels = interpreted(model.spec(), model.lock())
     vars(kernels._forward).update(check_sequences=lambda *_: None)
     # what no sequence owns is read as it lies there, but never from elsewhere
     empty = torch.empty

@@ -135,19 +135,23 @@ def test_another_device_than_the_current_one(any_kernels):
     assert torch.equal(state.cpu(), expected[1].cpu())
 
 
-def sequences(tokens):
-    offsets = torch.tensor([0, tokens // 3, tokens // 3, tokens - 5], device="cuda", dtype=torch.int32)
+def sequences(tokens, inner=(3, 3)):
+    """Of `tokens` // 3 twice an empty one lies between two others; rows behind the last."""
+    offsets = [0, *(tokens // part for part in inner), tokens - 5]
+    offsets = torch.tensor(offsets, device="cuda", dtype=torch.int32)
     return dict(cu_seqlens=offsets, return_varlen_states=True, state_dtype=torch.float32)
 
 
+# few sequences of few heads are split into segments
+@pytest.mark.parametrize("inner", [(), (3,), (3, 3)])
 @pytest.mark.parametrize("tokens", [8, 65, 700])
 @pytest.mark.parametrize("states", [False, True])
-def test_packed_sequences_agree(kernels, tokens, states):
+def test_packed_sequences_agree(kernels, tokens, states, inner):
     arguments = draw(kernels, 1, tokens)
     if states:
-        shape = (3, kernels.HEADS, kernels.HEAD_DIM, kernels.STATE)
+        shape = (len(inner) + 1, kernels.HEADS, kernels.HEAD_DIM, kernels.STATE)
         arguments["initial_states"] = torch.randn(shape, device="cuda")
-    more = sequences(tokens)
+    more = sequences(tokens, inner)
     out, _, of_all = run(kernels, arguments, **more)
     packed = arguments | {"cu_seqlens": more["cu_seqlens"]}
     expected = reference.mamba_chunk_scan_combined(**packed)
@@ -155,15 +159,27 @@ def test_packed_sequences_agree(kernels, tokens, states):
     assert not out[:, tokens - 5 :].count_nonzero()
 
 
-def test_a_captured_packed_call_takes_other_offsets(any_kernels):
+@pytest.mark.parametrize("tokens", [65, 700])
+def test_changes_of_sequence_agree(kernels, tokens):
+    """By seq_idx alone, in two rows: one of them may be split into segments, and has a change in the middle of one."""
+    changes = torch.zeros(2, tokens, device="cuda", dtype=torch.int32)
+    changes[0, tokens // 2 :], changes[1, tokens // 5 :], changes[1, -3:] = 1, 1, 2
+    arguments = draw(kernels, 2, tokens, states=True)
+    check(kernels, arguments, seq_idx=changes)
+    alone = {n: t[1:] if n in ("x", "dt", "B", "C", "initial_states") else t for n, t in arguments.items()}
+    check(kernels, alone, seq_idx=changes[1:])
+
+
+@pytest.mark.parametrize(("inner", "other"), [((3, 3), [0, 1, 250, 300]), ((), [0, 123])])
+def test_a_captured_packed_call_takes_other_offsets(any_kernels, inner, other):
     """Nothing of a call waits for, or remembers, the values of its offsets."""
-    arguments, more = draw(any_kernels, 1, 300), sequences(300)
+    arguments, more = draw(any_kernels, 1, 300), sequences(300, inner)
     run(any_kernels, arguments, **more)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = run(any_kernels, arguments, **more)
-    more["cu_seqlens"].copy_(torch.tensor([0, 1, 250, 300], device="cuda"))
+    more["cu_seqlens"].copy_(torch.tensor(other, device="cuda"))
     graph.replay()
     torch.cuda.synchronize()
     expected = run(any_kernels, arguments, **more)
@@ -172,7 +188,7 @@ def test_a_captured_packed_call_takes_other_offsets(any_kernels):
 
 def test_offsets_that_are_wrong_end_in_no_fault(any_kernels):
     arguments = draw(any_kernels, 1, 300)
-    for values in ([0, 200, 100, 300], [-5, 300], [0, 10**9], [7, 2**31 - 1]):
+    for values in ([0, 200, 100, 300], [-5, 300], [0, 10**9], [7, 2**31 - 1], [250, 10, 300]):
         offsets = torch.tensor(values, device="cuda", dtype=torch.int32)
         run(any_kernels, arguments, cu_seqlens=offsets)
         torch.cuda.synchronize()

@@ -240,22 +240,71 @@ def told(q: Sequence, chunk: int, offsets: tuple[int, ...], by_offsets: bool) ->
     return Packed(running, start, which)
 
 
+def met(span: tuple[int, int], chunk: int) -> range:
+    """The chunks that a sequence has tokens in."""
+    first, end = span
+    return range(first // chunk, -(-end // chunk) if end > first else first // chunk)
+
+
+def own_part(q: Sequence, by_token: Packed, first: int, at_last: int) -> sp.Matrix:
+    """What a chunk's tokens of one sequence, up to its last there, add to the state; the chunk starts at `first`."""
+    own, last = sp.zeros(HEAD_DIM, STATE), by_token.running[at_last]
+    for j in range(first + max(by_token.start[at_last], 0), at_last + 1):
+        own += two_to(last - by_token.running[j]) * q.step[j] * q.x[j] * q.b[j].T
+    return own
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a row is cut, and whether offsets say where sequences start."""
+
+    chunk: int
+    segments: int
+    by_offsets: bool = True
+
+
 def carried(
     q: Sequence, chunk: int, by_token: Packed, span: tuple[int, int], initial: sp.Matrix, by_offsets: bool
 ) -> tuple[dict[int, sp.Matrix], sp.Matrix]:
     """`state`: one block's walk over `span`; the states that it stores by chunk, and the one at its end."""
     (first, end), h, stored = span, initial, {}
-    for k in range(first // chunk, -(-end // chunk) if end > first else first // chunk):
+    for k in met(span, chunk):
         if k * chunk >= first:
             stored[k] = h
-        last = min(end - k * chunk, chunk) - 1
-        at_last = k * chunk + last
-        begins = by_token.start[at_last]
-        kept = two_to(by_token.running[at_last]) if begins < 0 or by_offsets else sp.Integer(0)
-        h = kept * h
-        for j in range(k * chunk + max(begins, 0), at_last + 1):
-            h += two_to(by_token.running[at_last] - by_token.running[j]) * q.step[j] * q.x[j] * q.b[j].T
+        at_last = min(end, k * chunk + chunk) - 1
+        kept = two_to(by_token.running[at_last]) if by_token.start[at_last] < 0 or by_offsets else sp.Integer(0)
+        h = kept * h + own_part(q, by_token, k * chunk, at_last)
     return stored, h
+
+
+def in_segments(
+    q: Sequence, cut: Cut, by_token: Packed, span: tuple[int, int], initial: sp.Matrix
+) -> tuple[dict[int, sp.Matrix], sp.Matrix]:
+    """`state` and `combine`: the same in segments, from a zero state each but where the sequence starts.
+
+    The states by chunk are as `packed_output` takes them: what entered the segment added, scaled by the decay since.
+    """
+    chunks, stored = -(-q.tokens // cut.chunk), {}
+    n_segment = -(-chunks // cut.segments)
+    walk = met(span, cut.chunk)
+    first_segment = min(walk.start, chunks - 1) // n_segment
+    last_segment = max((walk.stop - 1) // n_segment, first_segment)
+    # the state of whoever meets no chunk at all
+    entering = initial
+    for segment in range(first_segment, last_segment + 1):
+        starts = segment == first_segment
+        h, since = (initial if starts else sp.zeros(HEAD_DIM, STATE)), sp.Integer(int(not starts))
+        for k in range(max(walk.start, segment * n_segment), min(segment * n_segment + n_segment, walk.stop)):
+            if k * cut.chunk >= span[0]:
+                stored[k] = h + since * entering
+            at_last = min(span[1], k * cut.chunk + cut.chunk) - 1
+            unchanged = by_token.start[at_last] < 0
+            decay = two_to(by_token.running[at_last])
+            h = (decay if unchanged or cut.by_offsets else 0) * h + own_part(q, by_token, k * cut.chunk, at_last)
+            # combine asks only whether a sequence starts: of offsets none does where something entered the segment
+            since *= decay if unchanged else 0
+        entering = since * entering + h
+    return stored, entering
 
 
 def packed_outputs(
@@ -278,14 +327,17 @@ def packed_outputs(
 
 
 def offsets_form(
-    q: Sequence, chunk: int, offsets: tuple[int, ...], initial: list[sp.Matrix]
+    q: Sequence, chunk: int, offsets: tuple[int, ...], initial: list[sp.Matrix], segments: int = 1
 ) -> tuple[list[sp.Matrix], list[sp.Matrix]]:
-    """The packed plan with cu_seqlens: outputs by token, final states by sequence."""
+    """A packed plan with cu_seqlens: outputs by token, final states by sequence."""
     by_token = told(q, chunk, offsets, by_offsets=True)
     states: dict[int, sp.Matrix] = {}
     ends = []
     for n, span in enumerate(itertools.pairwise(offsets)):
-        stored, end = carried(q, chunk, by_token, span, initial[n], by_offsets=True)
+        if segments > 1:
+            stored, end = in_segments(q, Cut(chunk, segments), by_token, span, initial[n])
+        else:
+            stored, end = carried(q, chunk, by_token, span, initial[n], by_offsets=True)
         # two blocks never store one chunk's state
         assert not states.keys() & stored.keys()
         states |= stored
@@ -293,10 +345,15 @@ def offsets_form(
     return packed_outputs(q, chunk, by_token, states, initial), ends
 
 
-def changes_form(q: Sequence, chunk: int, offsets: tuple[int, ...]) -> tuple[list[sp.Matrix], sp.Matrix]:
-    """The packed plan with seq_idx: only the row has an initial state, and only its last sequence a final one."""
+def changes_form(
+    q: Sequence, chunk: int, offsets: tuple[int, ...], segments: int = 1
+) -> tuple[list[sp.Matrix], sp.Matrix]:
+    """A packed plan with seq_idx: only the row has an initial state, and only its last sequence a final one."""
     by_token = told(q, chunk, offsets, by_offsets=False)
-    states, end = carried(q, chunk, by_token, (0, q.tokens), q.initial, by_offsets=False)
+    if segments > 1:
+        states, end = in_segments(q, Cut(chunk, segments, by_offsets=False), by_token, (0, q.tokens), q.initial)
+    else:
+        states, end = carried(q, chunk, by_token, (0, q.tokens), q.initial, by_offsets=False)
     return packed_outputs(q, chunk, by_token, states, []), end
 
 
@@ -350,38 +407,58 @@ def test_restarting_sums_are_those_since_the_last_start() -> None:
         assert len({(first, sp.expand(total)) for first, total in bracketings(rows)}) == 1
 
 
-@pytest.mark.parametrize("chunk", [2, 4])
+CUT = pytest.mark.parametrize(("chunk", "segments"), [(2, 1), (4, 1), (2, 2), (2, 4), (4, 2)])
+
+
+@CUT
 @pytest.mark.parametrize("inner", BOUNDARIES, ids=str)
-def test_packed_sequences_equal_each_ones_recurrence(chunk: int, inner: tuple[int, ...]) -> None:
+def test_packed_sequences_equal_each_ones_recurrence(chunk: int, segments: int, inner: tuple[int, ...]) -> None:
     q, offsets = sequence(TOKENS), (0, *inner, TOKENS)
     initial = initial_states(len(offsets) - 1)
     expected, ends = one_by_one(q, offsets, initial)
-    outputs, states = offsets_form(q, chunk, offsets, initial)
+    outputs, states = offsets_form(q, chunk, offsets, initial, segments)
     assert all(zero(y - e) for y, e in zip(outputs, expected, strict=True))
     assert all(zero(h - e) for h, e in zip(states, ends, strict=True))
 
 
-@pytest.mark.parametrize("chunk", [2, 4])
+@CUT
 @pytest.mark.parametrize("offsets", [
     (0, 0, 5), (0, 5, 5), (0, 3, 3, 5), (0, 2, 2, 5), (0, 4, 4, 4, 5), (0, 3), (0, 1, 4), (0, 4, 4), (0, 2), (0, 0),
 ], ids=str)  # fmt: skip
-def test_empty_sequences_and_tokens_past_the_last(chunk: int, offsets: tuple[int, ...]) -> None:
+def test_empty_sequences_and_tokens_past_the_last(chunk: int, segments: int, offsets: tuple[int, ...]) -> None:
     q, initial = sequence(TOKENS), initial_states(len(offsets) - 1)
     expected, ends = one_by_one(q, offsets, initial)
-    outputs, states = offsets_form(q, chunk, offsets, initial)
+    outputs, states = offsets_form(q, chunk, offsets, initial, segments)
     assert all(zero(y - e) for y, e in zip(outputs, expected, strict=True))
     assert all(zero(h - e) for h, e in zip(states, ends, strict=True))
 
 
-@pytest.mark.parametrize("chunk", [2, 4])
+@CUT
 @pytest.mark.parametrize("inner", BOUNDARIES, ids=str)
-def test_changes_of_sequence_equal_each_ones_recurrence(chunk: int, inner: tuple[int, ...]) -> None:
+def test_changes_of_sequence_equal_each_ones_recurrence(chunk: int, segments: int, inner: tuple[int, ...]) -> None:
     q, offsets = sequence(TOKENS), (0, *inner, TOKENS)
     initial = [q.initial, *[sp.zeros(HEAD_DIM, STATE)] * len(inner)]
     expected, ends = one_by_one(q, offsets, initial)
-    outputs, state = changes_form(q, chunk, offsets)
+    outputs, state = changes_form(q, chunk, offsets, segments)
     assert all(zero(y - e) for y, e in zip(outputs, expected, strict=True))
     assert zero(state - ends[-1])
+
+
+def test_the_proof_of_packed_segments_sees_a_wrong_form() -> None:
+    q, offsets, initial = sequence(TOKENS), (0, 1, TOKENS), initial_states(2)
+    _, ends = one_by_one(q, offsets, initial)
+    right, cut = told(q, 2, offsets, by_offsets=True), Cut(2, 2)
+    _, end = in_segments(q, cut, right, (1, TOKENS), initial[1])
+    assert zero(end - ends[1])
+    # another initial state, and a decay that passes a change of sequence
+    _, end = in_segments(q, cut, right, (1, TOKENS), initial[0])
+    assert not zero(end - ends[1])
+    by_change = told(q, 2, (0, 3, TOKENS), by_offsets=False)
+    leaking = replace(by_change, start=[-1] * TOKENS)
+    one, other = (
+        in_segments(q, replace(cut, by_offsets=False), t, (0, TOKENS), q.initial) for t in (by_change, leaking)
+    )
+    assert not zero(one[1] - other[1])
 
 
 def test_the_packed_proof_sees_a_wrong_form() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ssmgen import explain, explain_view, located_yaml, lock, plans, spec
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
+from ssmgen.ops.base import Route
 from ssmgen.stages import STAGES
 from ssmgen.stages.base import ITEM_BYTES, Array, Problem
 from ssmgen.targets import TARGETS
@@ -70,6 +71,18 @@ def packed(z: str = "silu") -> spec.Spec:
     return read(text.replace("targets:", '      packed: {when: "B >= 1", plan: packed}\ntargets:'))
 
 
+def split(z: str = "silu") -> spec.Spec:
+    """The model of `packed`, with segments where the sequences are few."""
+    of = packed(z)
+    operator = of.operators.mamba_chunk_scan_combined
+    assert operator is not None
+    routes = {name: route for name, route in operator.routes.items() if name != "packed"}
+    routes["packed_few"] = Route(when="N*heads < 512", plan="packed_segmented")
+    routes["packed"] = Route(when="N*heads >= 512", plan="packed")
+    operator = operator.model_copy(update={"routes": routes})
+    return of.model_copy(update={"operators": of.operators.model_copy(update={"mamba_chunk_scan_combined": operator})})
+
+
 def report(of: spec.Spec, shapes: tuple[tuple[int, int], ...] = explain.SHAPES) -> explain.Report:
     derived = lock.derive(of, of.targets)
     return explain.explain(of, {key: replace(e, schedule=pin(e.schedule)) for key, e in derived.items()}, shapes)
@@ -115,23 +128,28 @@ def sizes(problem: Problem, at: tuple[int, int]) -> dict[str, int]:
     axes = {"B": at[0], "T": at[1], "H": s.heads, "G": s.groups, "P": s.head_dim, "S": s.state}
     axes |= {"chunks": chunks, "padded": chunks * problem.chunk, "segments": problem.segments}
     # of packed rows that are one sequence each
-    axes |= {"N": at[0], "N1": 2, "slots": chunks + 1}
+    axes |= {"N": at[0], "N1": 2, "slots": chunks + 1, "met": problem.segments}
     return axes | {"P8": -(-s.head_dim // 8) * 8, "S8": -(-s.state // 8) * 8}
 
 
 STAGES_OF_ROUTES = [
     (name, stage.name)
-    for name, plan in {"short": "segmented", "long": "three_stage", "packed": "packed"}.items()
+    for name, plan in {
+        "short": "segmented",
+        "long": "three_stage",
+        "packed": "packed",
+        "packed_few": "packed_segmented",
+    }.items()
     for stage in plans.PLANS[plan].stages
 ]
 # vectors over heads or sequences, and per-chunk scalars, are left out of the closed forms
 SMALL_ARRAYS = {"a", "d", "dt_bias", "chunk_decay", "cu_seqlens"}
 # initial states are read only where a call has them; of log_decay and begin these read one value a chunk
-PARTLY_READ = {"state": {"initial_states", "begin"}, "combine": {"log_decay"}}
+PARTLY_READ = {"state": {"initial_states", "begin"}, "combine": {"log_decay", "begin"}}
 
 
 @pytest.mark.parametrize(("name", "stage"), STAGES_OF_ROUTES)
-@pytest.mark.parametrize("of", [packed(), packed(z="none")], ids=["gate", "no_gate"])
+@pytest.mark.parametrize("of", [split(), split(z="none")], ids=["gate", "no_gate"])
 @pytest.mark.parametrize("at", [(1, 512), (8, 8191)])
 def test_stage_bytes_are_those_of_its_arrays(name: str, stage: str, of: spec.Spec, at: tuple[int, int]) -> None:
     operator = of.operators.mamba_chunk_scan_combined
@@ -140,9 +158,10 @@ def test_stage_bytes_are_those_of_its_arrays(name: str, stage: str, of: spec.Spe
     plan = plans.PLANS[operator.routes[name].plan]
     problem = plans.problem("a_model", operator, TARGETS["sm_90"], plan, schedule.plan)
     axes = sizes(problem, at)
-    if stage == "packed_output":
-        # the initial states are there for sequences that start inside a chunk
-        axes["slots"] = axes["chunks"]
+    # states among the chunks' are also the initial ones, which are there for sequences that start inside a chunk, and
+    # what enters the segments, which is nothing in the first
+    inputs = problem.segments - 1
+    axes["slots"] += {"combine": inputs - axes["slots"], "packed_output": inputs - 1}.get(stage, 0)
     left_out = SMALL_ARRAYS | PARTLY_READ.get(stage, set())
     moved = sum(
         ITEM_BYTES[array.dtype] * prod(axes[axis] for axis in array.axes)
@@ -166,6 +185,26 @@ def test_packed_by_hand() -> None:
     assert rows.floor.at[point] == whole.floor.at[point] + by_token + 8
     for figure in ("flops", "exponentials"):
         assert [getattr(s, figure).at for s in rows.stages] == [getattr(s, figure).at for s in whole.stages]
+
+
+def test_packed_segments_by_hand() -> None:
+    """What two segments add at B=2, T=8192, H=128, G=8, P=64, S=128, bf16: hand-computed."""
+    of = report(split(z="none"), ((2, 8192),))
+    # of another spec: a route has figures of the shapes that it serves
+    whole, cut = route(report(packed(z="none"), ((2, 8192),)), "packed"), route(of, "packed_few")
+    assert cut.segments == 2
+    point = "B=2, T=8192"
+    stored, kept, chunks = 2 * 128 * 64 * 128 * 2, 2 * 128 * 64 * 128 * 4, 8192 // 64
+    # two segments' ends instead of the final state; what enters the second one is written and read
+    assert cut.stages[1].bytes.at[point] == whole.stages[1].bytes.at[point] + kept
+    assert cut.stages[2].bytes.at[point] == 2 * kept + stored + kept
+    assert cut.stages[3].bytes.at[point] == whole.stages[2].bytes.at[point] + stored
+    # a product more for every chunk of every head
+    assert cut.stages[3].flops.at[point] == whole.stages[2].flops.at[point] + 2 * chunks * 128 * 2 * 64 * 128 * 64
+    # the second segment's decay, for each tile of 64 x 64
+    assert cut.stages[2].exponentials.at[point] == 2 * 128 * (128 // 64)
+    # two slots among the states, two ends, a decay a chunk
+    assert cut.workspace.at[point] == whole.workspace.at[point] + 2 * stored + 2 * kept + 2 * 128 * chunks * 4
 
 
 def test_a_gate_by_hand() -> None:
@@ -219,6 +258,27 @@ def _route(target, batch, tokens, packed):
     raise ValueError(f"no route of {target} serves batch = {batch}, tokens = {tokens}, packed = {packed}")'''
 
 
+SPLIT_DISPATCHER = (
+    PACKED_DISPATCHER.replace("tokens, packed)", "tokens, entries, packed)")
+    .replace(
+        """    if target == "sm_90" and packed and batch >= 1:
+        return _packed_route
+""",
+        """    if target == "sm_90" and packed and entries * HEADS < 512:
+        return _packed_few_route
+    if target == "sm_90" and packed and entries * HEADS >= 512:
+        return _packed_route
+""",
+    )
+    .replace(
+        'ValueError(f"no route of {target} serves batch = {batch}, tokens = {tokens}, packed = {packed}")',
+        """ValueError(
+        f"no route of {target} serves batch = {batch}, tokens = {tokens}, N = {entries}, packed = {packed}"
+    )""",
+    )
+)
+
+
 def test_refusals_are_the_nearest_in_each_direction() -> None:
     long = route(report(made()), "long")
     refused = {r.change: r.reason for r in long.stages[2].refusals}
@@ -263,6 +323,21 @@ def test_a_packed_spec_shows_its_dispatcher_and_its_packed_table() -> None:
     assert table.count("packed") == len(of.packed)
     # counted where it serves, beside the route that serves the other calls of that shape
     assert list(route(of, "packed").floor.at) == [f"B={b}, T={t}" for b, t in explain.SHAPES]
+
+
+def test_the_number_of_sequences_is_shown_where_it_decides() -> None:
+    of = report(split())
+    assert of.dispatcher == SPLIT_DISPATCHER
+    routes = {point: of.packed[point] for point in of.packed if point.endswith("T=2048")}
+    assert routes == {
+        **{f"B={b}, T=2048": "packed_few" if b < 4 else "packed" for b in (1, 4, 8, 16, 64)},
+        **{f"B=1, N={n}, T=2048": "packed_few" if n < 4 else "packed" for n in (2, 4, 8, 16, 64)},
+    }
+    assert not any("N=" in point for point in of.served)
+    text = printed(of)
+    assert "cu_seqlens; N: sequences in a single row" in text
+    assert "B=1, N=64" in text
+    assert "N=" not in printed(report(packed()))
 
 
 def test_packed_calls_that_no_route_serves_are_told() -> None:

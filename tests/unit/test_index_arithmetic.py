@@ -72,9 +72,10 @@ class Case:
         s, this = self.problem.shape, self.problem
         sizes = {"H": s.heads, "G": s.groups, "P": s.head_dim, "S": s.state, "S8": round_up(s.state, 8)}
         tokens = C * this.chunk
-        slots = C + (N if self.offsets else 1)
+        of_row = N if self.offsets else 1
+        slots, met = C + of_row + (this.segments if this.segmented else 0), this.segments - 1 + of_row
         run_time = {"B": self.rows, "T": tokens, "N": self.sequences, "N1": self.sequences + 1, "chunks": C}
-        return sizes | run_time | {"padded": tokens, "slots": slots, "segments": this.segments}
+        return sizes | run_time | {"padded": tokens, "slots": slots, "met": met, "segments": this.segments}
 
     def arrays(self) -> Iterator[Array]:
         parameters = chain.from_iterable(stage.parameters(self.problem) for stage in self.plan.stages)
@@ -158,6 +159,19 @@ def cumsum(case: Case) -> dict[str, Range]:
     }
 
 
+def span(case: Case) -> dict[str, Range]:
+    """Of a sequence's chunks and segments, in the stages that walk over them."""
+    n = case.sequences
+    return {
+        "i_entry + 1": (1, n),
+        "n_chunks + i_entry": (1, C + n - 1),
+        "n_chunks - 1": (0, C - 1),
+        "n_met - 1": (-1, C - 1),
+        # of a single row's sequences, a place each
+        "slot - n_chunks": (0, n - 1),
+    }
+
+
 def state(case: Case) -> dict[str, Range]:
     q, segments = case.problem.chunk, case.problem.segments
     # a segment has no more chunks than the row, and all together less than a chunk each more
@@ -167,9 +181,9 @@ def state(case: Case) -> dict[str, Range]:
         "(i_segment + 1) * n_segment": (0, C + segments - 1),
     }
     in_chunk = "min(end - i_chunk * CHUNK, CHUNK) - 1"
-    return by_segment | {
-        "i_entry + 1": (1, case.sequences),
-        "n_chunks + i_entry": (1, C + case.sequences - 1),
+    found = span(case) | by_segment
+    return found | {
+        "slot - n_chunks + i_segment": (0, case.sequences + segments - 2),
         "i_chunk * CHUNK": (0, C * q - q),
         "end - i_chunk * CHUNK": (1, C * q),
         in_chunk: (0, q - 1),
@@ -183,7 +197,20 @@ def combine(case: Case) -> dict[str, Range]:
     q, segments = case.problem.chunk, case.problem.segments
     nth, i_chunk = C + 63, C + segments + 63
     lanes = "ct.arange(SEGMENTS, dtype=ct.int32)[:, None] * n_segment"
-    return {
+    of_segments: dict[str, Range] = {}
+    for s in range(1, segments):
+        of_segments |= {
+            f"slot - n_chunks + max(min({s}, last_segment), first_segment)": (0, case.sequences + segments - 2),
+            f"inputs + {s}": (C, C + case.sequences + segments),
+        }
+    found = span(case) | of_segments
+    return found | {
+        "slot - n_chunks + first_segment": (0, case.sequences + segments - 2),
+        "i_entry + 2": (2, case.sequences + 1),
+        "chunk_states.shape[2] - SEGMENTS": (C, C + case.sequences),
+        "i_segment * n_segment": (0, i_chunk),
+        "i_segment * n_segment + nth": (0, i_chunk),
+        "ct.minimum(i_chunk * CHUNK + CHUNK, end) - 1": (0, C * q - 1),
         "STATE_TILES * HEAD_DIM_TILES": (1, 256 * 256),
         "i_decay * DECAY_TILE": (0, nth),
         "i_decay * DECAY_TILE + ct.arange(DECAY_TILE, dtype=ct.int32)": (0, nth),
@@ -230,6 +257,8 @@ def packed_output(case: Case) -> dict[str, Range]:
     return items(case, case.problem.chunk) | {
         "ct.max(which) + 1": (0, n),
         "n_chunks + i_entry": (1, C + n - 1),
+        "chunk_states.shape[2] - SEGMENTS": (C, C + n),
+        "chunk_states.shape[2] - SEGMENTS + i_chunk // ct.cdiv(n_chunks, SEGMENTS)": (C, C + n + case.problem.segments),
     }
 
 
@@ -246,12 +275,12 @@ IMPLICIT = {"item + ct.num_blocks(0)"}
 VALUES = """
     first total next_first next_total step e one_plus rate decay soft raw changes inside valid reached own previous
     before since_start h end_ y cb cb_before weight pairs l_tile l_m l_before l_last dt_tile dt_before x_tile x_before
-    b_tile c_tile b_scaled x_operand kept skip gate z_tile share entering blank none causal
+    b_tile c_tile b_scaled x_operand kept skip gate z_tile share entering blank none causal after told starts
 """
 INDICES = """
     i_chunk i_heads i_batch i_tile i_sequence i_row i_rows i_state i_dim i_head i_group i_entry i_segment i_step
     i_before i_decay nth row token offset n_tokens n_sequences n_chunks n_segment n_rows n_items n_steps n_met item
-    first_head first_entry end_entry which start end last at_last slot
+    first_head first_entry end_entry which start end last at_last slot first_segment last_segment n_told inputs i_input
 """
 
 

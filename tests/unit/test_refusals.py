@@ -62,9 +62,30 @@ def test_a_condition_that_cannot_be_right(text: str) -> None:
         conditions.parse(text)
 
 
-@pytest.mark.parametrize("text", ["B*heads < 24", "B >= 1 and not T < 5", "(T + 63) // 64 * B > 3 or B == 1"])
+@pytest.mark.parametrize(
+    "text", ["B*heads < 24", "N*heads < 24", "B >= 1 and not T < 5", "(T + 63) // 64 * B > 3 or B == 1"]
+)
 def test_a_condition_that_can(text: str) -> None:
     conditions.parse(text)
+
+
+def test_the_names_of_a_condition() -> None:
+    assert conditions.names("N*heads < 24 and not N == T") == {"N", "heads", "T"}
+
+
+@pytest.mark.parametrize(("heads", "routes"), [
+    (47, {"packed_few_heads": "N*heads < 48", "packed": "N*heads >= 48"}),
+    (48, {"packed": "B >= 1"}),
+])  # fmt: skip
+def test_packed_calls_are_split_where_dense_ones_are(heads: int, routes: dict[str, str]) -> None:
+    derived = plans.derive_routes(Shape(heads=heads, groups=1, head_dim=64, state=128))
+    packed = {name: route.when for name, route in derived.items() if PLANS[route.plan].packed}
+    assert packed == routes
+    # of whatever number of sequences one route serves a call, and by segments where those of a dense call would be
+    for n in (1, 2, 3, 64):
+        values = {"B": n, "T": 1, "N": n, "heads": heads, "groups": 1, "head_dim": 64, "state": 128}
+        served = [route.plan for route in derived.values() if conditions.evaluate(route.when, values)]
+        assert served in (["segmented", "packed_segmented"], ["three_stage", "packed"])
 
 
 def with_stage(tmp_path: Path, stage: str, **changes: int) -> tuple[spec.Spec, str]:

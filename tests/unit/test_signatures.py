@@ -94,7 +94,7 @@ def test_contiguous_arrays_keep_every_promise(shape: Shape, dtype: str, plan_nam
     chunks = -(-tokens // problem.chunk)
     sizes = {"B": 2, "T": tokens, "H": shape.heads, "G": shape.groups, "P": shape.head_dim, "S": shape.state}
     sizes |= {"P8": round_up(shape.head_dim, 8), "S8": round_up(shape.state, 8), "segments": problem.segments}
-    sizes |= {"chunks": chunks, "padded": chunks * problem.chunk, "N": 3, "N1": 4, "slots": chunks + 3}
+    sizes |= {"chunks": chunks, "padded": chunks * problem.chunk, "N": 3, "N1": 4, "slots": chunks + 3, "met": 4}
     for parameter in (p for stage in plan.stages for p in stage.parameters(problem) if isinstance(p, Array)):
         lengths = [sizes[axis] for axis in parameter.axes]
         strides = [prod(lengths[i + 1 :]) for i in range(len(lengths))]
