@@ -7,10 +7,13 @@ comparisons, and, or, not are known.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 RUN_TIME = ("B", "T")
 LONGEST = 200
+# every T below is tried
+DENSE = 2**13
 MODEL = ("heads", "groups", "head_dim", "state")
 _NODES = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.BinOp, ast.Add, ast.Sub, ast.Mult,
@@ -64,6 +67,24 @@ def python(text: str, names: Mapping[str, str]) -> str:
             return ast.Name(names.get(node.id, node.id), ast.Load())
 
     return ast.unparse(Rename().visit(parse(text)))
+
+
+def ever_hold(texts: Sequence[str], values: Mapping[str, int], batch: int | None = None) -> bool:
+    """Whether one of the conditions holds for some T, and some B or that `batch`.
+
+    Tried are the first numbers, those around powers of two, and those around the numbers in the conditions themselves.
+    """
+    trees = [parse(text) for text in texts]
+    codes = [compile(tree, "<condition>", "eval") for tree in trees]
+    named = [n.value for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) is int]
+    around = {at + more for at in (*named, *(2**power for power in range(31))) for more in (-1, 0, 1)}
+    sparse = sorted(n for n in around if 0 < n < 2**31)
+    return any(
+        eval(code, {"__builtins__": {}}, {**values, "B": b, "T": t})
+        for b in (sparse if batch is None else [batch])
+        for t in itertools.chain(range(1, DENSE), sparse)
+        for code in codes
+    )
 
 
 def evaluate(text: str, values: Mapping[str, int]) -> bool:
