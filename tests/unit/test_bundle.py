@@ -211,13 +211,13 @@ def test_a_bundles_own_init_is_named_by_its_models_where_it_still_runs(made: Pat
 def test_looking_at_what_opens_a_bundle_is_quick(made: Path) -> None:
     code = """
 import hashlib, json, pathlib
-start = time.perf_counter()
+start = time.process_time()
 package = importlib.import_module(name)
 assert package.MODELS == (model,)
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 """
     done = [run(made.parent, BARE + code) for _ in range(3)]
-    # the best of three, for the sake of a busy machine; it takes 2 ms
+    # with all that is imported, of which looking is 2 ms
     assert min(float(each.stdout) for each in done) < 0.02, done
 
 
