@@ -1,16 +1,22 @@
-"""Calls and signatures of generated host code, broken over lines as `ruff format` breaks them.
+"""Calls and signatures of generated host code, broken over lines as `ruff format` breaks them; tuples.
 
 It knows nothing of what is called; nothing formats generated code afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 LINE = 120
 
 Item = str | tuple[str, ...]
 """An expression, or a tuple of more than one."""
+
+
+def tuple_of(items: Iterable[str]) -> str:
+    """Python's text of a tuple."""
+    items = tuple(items)
+    return f"({', '.join(items)})" if len(items) > 1 else f"({items[0]},)"
 
 
 def call(head: str, items: Sequence[Item], tail: str = ")", *, indent: int = 0, after: int = 0) -> str:

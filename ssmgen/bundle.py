@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import keyword
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +25,13 @@ from ssmgen.compiler import check_compiler
 from ssmgen.errors import OutputError, UsageError
 from ssmgen.lock import Lock
 from ssmgen.paths import PACKAGE
-from ssmgen.runtime.bundled import CONTENTS, CUBINS, PACKAGES, SCHEMA
+from ssmgen.runtime.bundled import CONTENTS, CUBINS, NEXT, PACKAGES, SCHEMA
 from ssmgen.spec import Spec
 from ssmgen.writing import uninterrupted
 
 DEFAULT = Path("ssmgen_kernels")
 RUNTIME = "_runtime"
+NEEDED = ("ssmgen", "torch", "cuda")
 REQUIRES = ("torch>=2.9", "cuda-bindings>=13")
 _ANOTHER = "give another path with -o"
 
@@ -52,10 +55,11 @@ class Summary:
 def run(specs: Sequence[tuple[Spec, Lock]], targets: Sequence[str], output: Path, settings: Settings) -> Summary:
     """Compile the kernels of `specs` for `targets`, or for each spec's own, and write the bundle to `output`.
 
-    Raises UsageError for a name that cannot be imported, ScheduleError where a target cannot serve a spec,
+    Raises UsageError for a name that cannot be imported or is taken, ScheduleError where a target cannot serve a spec,
     CompilerError for a missing compiler or a kernel that it refuses, OutputError where `output` cannot be written.
     """
     name, version = _name(output)
+    _check_free(name, output)
     _check_writable(output)
     known = [_of_targets(spec, schedules, targets or spec.targets) for spec, schedules in specs]
     jobs = [job for spec, schedules in known for t in spec.targets for job in build.jobs_of(spec, schedules, t)]
@@ -71,9 +75,7 @@ def run(specs: Sequence[tuple[Spec, Lock]], targets: Sequence[str], output: Path
         files[f"{RUNTIME}/{module.name}"] = module.read_bytes()
     served = tuple(sorted({job.kernel.id.target for job in jobs}))
     files |= {f"{model}.py": _MODEL.format(model=model).encode() for model in models}
-    files["__init__.py"] = _INIT.format(
-        models=models, targets=served, version=importlib.metadata.version("ssmgen")
-    ).encode()
+    files["__init__.py"] = _init(models, served)
     files[CONTENTS] = _contents(files)
     if version is None:
         _write_folder(output, files)
@@ -88,7 +90,8 @@ def _name(output: Path) -> tuple[str, str | None]:
     if output.suffix == ".whl":
         return wheel.parse(output.name)
     name = output.resolve().name
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
+    # names with two underscores are Python's own
+    if not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(
             f"a bundle cannot be imported as {name!r}",
             found=f"-o {output}",
@@ -98,10 +101,42 @@ def _name(output: Path) -> tuple[str, str | None]:
     return name, None
 
 
+def _check_free(name: str, output: Path) -> None:
+    """Raise UsageError where `import name` means something else already: the bundle would hide it, or be hidden."""
+    found = "a module of Python's standard library" if name in sys.stdlib_module_names else _installed(name)
+    if found:
+        raise UsageError(
+            f"a bundle called {name!r} would stand in the way of another module, or be hidden by it",
+            found=found,
+            expected="a name that nothing else is imported by",
+            next=f"-o {DEFAULT}, or another name",
+        )
+
+
+def _installed(name: str) -> str | None:
+    """What `import name` finds here, but for an older bundle, or a folder of no package."""
+    if name in NEEDED:
+        return f"{name}, which is imported where bundles are made or serve"
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:
+        # a module in sys.modules that says nothing of itself
+        return f"the module {name}"
+    if spec is None or spec.origin is None or (Path(spec.origin).parent / CONTENTS).is_file():
+        return None
+    return spec.origin
+
+
 def _of_targets(spec: Spec, known: Lock, targets: Sequence[str]) -> tuple[Spec, Lock]:
     """The spec as if it had these targets; schedules that are not locked are derived."""
     of = spec.model_copy(update={"targets": list(targets)})
     return of, {**lock.derive(of, of.targets), **{key: entry for key, entry in known.items() if key[0] in targets}}
+
+
+def _init(models: Sequence[str], targets: Sequence[str]) -> bytes:
+    version = importlib.metadata.version("ssmgen")
+    names = {"contents": CONTENTS, "packages": PACKAGES, "cubins": CUBINS, "next": NEXT}
+    return _INIT.format(models=models, targets=targets, version=version, **names).encode()
 
 
 def _contents(files: Mapping[str, bytes]) -> bytes:
@@ -120,6 +155,8 @@ def _check_writable(path: Path) -> None:
         raise OutputError("is a file", where=path, expected="a folder, or a name that ends in .whl", next=_ANOTHER)
     elif path.is_symlink():
         raise OutputError("is a link", where=path, expected="a folder, or a name for one", next=_ANOTHER)
+    elif Path.cwd().is_relative_to(path.resolve()):
+        raise OutputError("is the folder that this runs in", where=path.resolve(), expected="another", next=_ANOTHER)
     elif path.is_dir() and (foreign := _foreign(path)):
         found = ", ".join(foreign[:3])
         raise OutputError(
@@ -177,6 +214,29 @@ _INIT = '''\
 
 A call that breaks what the kernels were compiled for raises LaunchError, which names the argument.
 """
+
+import hashlib
+import json
+from pathlib import Path
+
+
+def _check(root):
+    """ImportError for the first file that is not as it was made, of those that open a model; a model checks its own."""
+    name = "{contents}"
+    try:
+        for name, digest in json.loads((root / name).read_bytes())["files"].items():
+            if not name.startswith(("{packages}/", "{cubins}/")):
+                found = hashlib.sha256((root / name).read_bytes()).hexdigest()
+                if found != digest:
+                    raise ValueError("sha256 " + found + ", expected sha256 " + digest)
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as e:
+        what = str(root / name) + " of the bundle is missing or damaged"
+        found = "\\n  found:    " + type(e).__name__ + ": " + str(e)
+        raise ImportError(what + found + "\\n  next:     {next}", path=str(root / name)) from None
+
+
+# before any of them is imported
+_check(Path(__file__).resolve().parent)
 
 from ._runtime.errors import LaunchError
 

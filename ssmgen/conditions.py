@@ -7,11 +7,14 @@ comparisons, and, or, not are known.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 RUN_TIME = ("B", "T", "N")
 """Rows, tokens of a row, and sequences: those of cu_seqlens, without it one a row."""
 LONGEST = 200
+# every T below is tried
+DENSE = 2**13
 MODEL = ("heads", "groups", "head_dim", "state")
 _NODES = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.BinOp, ast.Add, ast.Sub, ast.Mult,
@@ -70,6 +73,27 @@ def python(text: str, words: Mapping[str, str]) -> str:
             return ast.Name(words.get(node.id, node.id), ast.Load())
 
     return ast.unparse(Rename().visit(parse(text)))
+
+
+def ever_hold(texts: Sequence[str], values: Mapping[str, int], batch: int | None = None) -> bool:
+    """Whether one of the conditions holds for some T, and some B = N, or that `batch` and some N.
+
+    Tried are the first numbers, those around powers of two, and those around the numbers in the conditions themselves.
+    """
+    trees = [parse(text) for text in texts]
+    codes = [compile(tree, "<condition>", "eval") for tree in trees]
+    named = [n.value for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) is int]
+    around = {at + more for at in (*named, *(2**power for power in range(31))) for more in (-1, 0, 1)}
+    sparse = sorted(n for n in around if 0 < n < 2**31)
+    told = any("N" in names(text) for text in texts)
+    # without cu_seqlens every row is a sequence
+    rows = [(b, b) for b in sparse] if batch is None else [(batch, n) for n in (sparse if told else [1])]
+    return any(
+        eval(code, {"__builtins__": {}}, {**values, "B": b, "T": t, "N": n})
+        for b, n in rows
+        for t in itertools.chain(range(1, DENSE), sparse)
+        for code in codes
+    )
 
 
 def evaluate(text: str, values: Mapping[str, int]) -> bool:

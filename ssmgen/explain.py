@@ -31,12 +31,13 @@ MAP_TOKENS = (1, 128, 512, 2048, 8192, 32768, 131072)
 MAP_SEQUENCES = (2, 4, 8, 16, 64)
 # nothing a schedule holds is sensible beyond this many doublings from where it stands
 DOUBLINGS = 6
+COUNTED = "N sequences in all; stages, and every count at a shape, are of one sequence a row: N = B"
 STATES = ("initial_states", "final_states")
 
 
 @dataclass(frozen=True)
 class Count:
-    """A closed form in B and T, and its value at each shape the route serves; of packed rows, with a sequence each."""
+    """A closed form in B and T, with N packed sequences, and its value at each shape the route serves, where N = B."""
 
     formula: str
     at: dict[str, int]
@@ -68,7 +69,7 @@ class RouteReport:
     """One route on one target; `refused` says why the target cannot serve it, and then there are no stages.
 
     `floor` counts every input but the states read once and out written once; `states` the initial and final states,
-    where a call has both; `workspace` what one call allocates between the stages.
+    where a call has both; `workspace` what one call allocates between the stages. `counted` says for which packed rows.
     """
 
     name: str
@@ -83,6 +84,7 @@ class RouteReport:
     workspace: Count
     stages: tuple[StageReport, ...]
     refusals: tuple[Refusal, ...]
+    counted: str = ""
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,7 @@ def _served(
         workspace=_count(_sizes([a for a in arrays.values() if a.owner == "workspace"], this), shapes),
         stages=tuple(_stage(stage, schedule.stage(stage.name), this, shapes) for stage in plan.stages),
         refusals=tuple(_plan_refusals(schedule, plan, this)),
+        counted=COUNTED if plan.packed else "",
     )
 
 
@@ -273,16 +276,16 @@ def _sizes(arrays: Sequence[Array], this: Problem) -> Expr:
     axes = {"B": b, "T": t, "segments": this.segments, "chunks": chunks, "padded": this.chunk * chunks} | sizes
     # rows of a workspace are whole 16 bytes
     axes |= {f"{name}8": base.round_up(size, 8) for name, size in sizes.items()}
-    # of packed rows that hold one sequence each
+    n = sympy.Symbol("N", positive=True, integer=True)
     inputs = this.segments if this.segmented else 0
-    axes |= {"N": b, "N1": 2, "slots": chunks + 1 + inputs, "met": this.segments}
+    axes |= {"N": n, "N1": n + 1, "slots": chunks + n / b + inputs, "met": n / b + this.segments - 1}
     return sympy.Add(*(base.ITEM_BYTES[a.dtype] * sympy.prod([axes[axis] for axis in a.axes]) for a in arrays))
 
 
 def _count(expression: Expr, shapes: Sequence[tuple[int, int]]) -> Count:
     import sympy
 
-    b, t = sympy.symbols("B T", positive=True, integer=True)
+    b, t, n = sympy.symbols("B T N", positive=True, integer=True)
     expanded = sympy.expand(expression)
     formula = str(sympy.collect(expanded, b)).replace("ceiling", "ceil")
-    return Count(formula, {_point(s): int(expanded.subs({b: s[0], t: s[1]})) for s in shapes})
+    return Count(formula, {_point(s): int(expanded.subs({b: s[0], t: s[1], n: s[0]})) for s in shapes})

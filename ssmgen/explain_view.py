@@ -14,8 +14,7 @@ from ssmgen.explain import Count, Report, RouteReport, StageReport, TargetReport
 LEGEND = """\
 bytes: what a stage moves if it reads and writes each of its arrays once; FLOPs: of its matrix products.
 floor: every input that is as long as the prompt read once, out written once, and the vectors; states: initial and final
-states, where a call has them; workspace: allocated between the stages. Figures of packed routes are of one sequence a
-row: a sequence more adds a state of each kind.
+states, where a call has them; workspace: allocated between the stages. N: packed sequences, of all rows together.
 """
 
 
@@ -80,6 +79,7 @@ def _route(target: TargetReport, route: RouteReport) -> list[RenderableType]:
                 forms.add_row(stage.name, label, count.formula)
     for label, count in (("floor", route.floor), ("states", route.states), ("workspace", route.workspace)):
         forms.add_row("call", f"{label} bytes", count.formula)
+    how += f"\n{route.counted}" if route.counted else ""
     parts = [Text(), Text(head, "bold"), Text(how), schedules, Text(), forms, Text(), _values(route)]
     return parts + _refusals(route)
 

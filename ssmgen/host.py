@@ -6,12 +6,11 @@ It writes nothing.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ssmgen import conditions, limits, render, routing
-from ssmgen.breaking import call
+from ssmgen import conditions, host_checks, render, routing
+from ssmgen.breaking import call, tuple_of
 from ssmgen.lock import Lock
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.spec import Spec
@@ -38,6 +37,7 @@ class Context:
     out_formula: str
     dt_formula: str
     vectors: str
+    converted: str
     checked: str
     left_out: str
     call: str
@@ -60,6 +60,7 @@ class ForwardContext:
     gate: bool
     each_entry: str
     imports: str
+    value_imports: str
     definition: str
     call: str
     vector_rows: tuple[tuple[str, str], ...]
@@ -67,26 +68,6 @@ class ForwardContext:
     take_packed: str
     refusal: str
     routes: tuple[routing.Text, ...]
-
-
-@dataclass(frozen=True)
-class ArgumentsContext:
-    """Free names of arguments.py.jinja: the checks of single arguments."""
-
-    title: str
-    targets: str
-    packed: bool
-    chunk: int
-    max_rows: int
-    max_tokens: int
-
-
-@dataclass(frozen=True)
-class LibraryContext:
-    """Free names of library.py.jinja: torch.library operators."""
-
-    title: str
-    own_namespace: str
 
 
 def files(spec: Spec, lock: Lock) -> tuple[tuple[str, str, Any], ...]:
@@ -101,24 +82,7 @@ def files(spec: Spec, lock: Lock) -> tuple[tuple[str, str, Any], ...]:
     return (
         ("__init__.py", "host.py.jinja", _context(name, operator)),
         ("_forward.py", "forward.py.jinja", _forward(spec, operator, lock)),
-        (
-            "_arguments.py",
-            "arguments.py.jinja",
-            _arguments(spec, operator, lock),
-        ),
-        ("_library.py", "library.py.jinja", LibraryContext(name, f"ssmgen_{name}_{spec.digest[:8]}")),
-    )
-
-
-def _arguments(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ArgumentsContext:
-    counted = limits.limits(spec, lock)
-    return ArgumentsContext(
-        title=spec.model.name,
-        targets=_tuple(f'"{name}"' for name in spec.targets),
-        packed=operator.options.packed,
-        chunk=counted.chunk,
-        max_rows=counted.rows,
-        max_tokens=counted.tokens,
+        *host_checks.files(spec, operator, lock),
     )
 
 
@@ -152,10 +116,11 @@ def _context(name: str, operator: mamba2.Operator) -> Context:
         out_formula=f"y_t = ({y}) silu(z_t)" if options.z != "none" else f"y_t = {y}",
         dt_formula=step_formula(options, "*dt_limit"),
         vectors="".join(
-            f"; {vector} {_tuple(str(getattr(shape, axis)) for axis in axes)}"
+            f"; {vector} {tuple_of(str(getattr(shape, axis)) for axis in axes)}"
             for vector, axes in _vectors(operator).items()
         )
         + ("; z like x" if options.z != "none" else ""),
+        converted="".join(f", {vector}" for vector in _vectors(operator)),
         checked="A, seq_idx and cu_seqlens" if packed else "A",
         left_out=", ".join(f"{n}={n}" for n in left_out),
         call=call("out, states = (_operator if is_traced(x) else forward)(", [*given, "validate"], indent=4),
@@ -173,7 +138,7 @@ def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContex
     asked = {"batch": "batch", "tokens": "tokens"} | ({"N": "entries"} if counted else {})
     asked |= {"packed": "packed"} if packed else {}
     found = ", ".join(f"{name} = {{{value}}}" for name, value in asked.items())
-    used = ["allocate", "check_decay", "check_sizes", "current_stream", "device", "rows"]
+    used = ["allocate", "check_sizes", "current_stream", "device", "floats", "rows"]
     return ForwardContext(
         heads=shape.heads,
         groups=shape.groups,
@@ -184,10 +149,11 @@ def _forward(spec: Spec, operator: mamba2.Operator, lock: Lock) -> ForwardContex
         packed=packed,
         gate=options.z != "none",
         each_entry="row, or with cu_seqlens of every sequence" if packed else "row",
-        imports=", ".join(sorted([*used, *(("check_sequences", "integers") if packed else ())])),
+        imports=", ".join(sorted([*used, *(("integers",) if packed else ())])),
+        value_imports="check_decay, check_sequences" if packed else "check_decay",
         definition=call("def forward(", [*given, "validate"], "):"),
         call=call("route(", ["n_sms", *given, "out", "final_states"], indent=4),
-        vector_rows=tuple((n, _tuple(axis.upper() for axis in axes)) for n, axes in _vectors(operator).items()),
+        vector_rows=tuple((n, tuple_of(axis.upper() for axis in axes)) for n, axes in _vectors(operator).items()),
         pass_packed=", entries" * counted + ", seq_idx is not None or cu_seqlens is not None" * packed,
         take_packed=", entries" * counted + ", packed" * packed,
         refusal=call("raise ValueError(", [f'f"no route of {{target}} serves {found}"'], indent=4),
@@ -210,12 +176,6 @@ def _vectors(operator: mamba2.Operator) -> dict[str, tuple[str, ...]]:
     """D and dt_bias, where the kernels take them, with the names of their axes."""
     axes = {"D": ("heads", "head_dim") if operator.options.D == "per_channel" else ("heads",), "dt_bias": ("heads",)}
     return {name: axes[name] for name in _optional(operator) if name in axes}
-
-
-def _tuple(items: Iterable[str]) -> str:
-    """Python's text of a tuple."""
-    items = tuple(items)
-    return f"({', '.join(items)})" if len(items) > 1 else f"({items[0]},)"
 
 
 def _given(operator: mamba2.Operator) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ssmgen import generate, host, lock, plans, render, spec
+from ssmgen import generate, host, host_checks, lock, plans, render, spec
 from ssmgen.lock import Entry
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.ops.base import Route
@@ -27,8 +27,9 @@ CONTEXTS = {stage.template: sys.modules[type(stage).__module__].Context for stag
 CONTEXTS |= {
     "host.py.jinja": host.Context,
     "forward.py.jinja": host.ForwardContext,
-    "arguments.py.jinja": host.ArgumentsContext,
-    "library.py.jinja": host.LibraryContext,
+    "arguments.py.jinja": host_checks.ArgumentsContext,
+    "values.py.jinja": host_checks.ValuesContext,
+    "library.py.jinja": host_checks.LibraryContext,
 }
 
 SHAPES = ((128, 8, 64, 128), (112, 8, 80, 128), (24, 1, 64, 128), (1, 1, 16, 16), (28, 2, 80, 256), (50, 50, 40, 100))

@@ -185,6 +185,8 @@ def _array(of: memory.Memory, name: str, tensor: torch.Tensor, annotation: Array
     if tensor.device.type != "cpu":
         raise unsupported(f"{name}: a tensor on {tensor.device}; it runs on CPU tensors")
     dtypes.dtype_of(tensor.dtype)
+    if tensor.is_neg() or tensor.is_conj():
+        raise unsupported(f"{name}: a lazily negated or conjugated tensor, which a GPU would read as it lies in memory")
     ndim = tensor.dim()
     lengths, strides = (
         frozenset(at % ndim for at in dims) for dims in (annotation.static_shape_dims, annotation.static_stride_dims)

@@ -108,6 +108,24 @@ class Operator(Closed):
         return self
 
     @model_validator(mode="after")
+    def _some_call_is_served(self) -> Operator:
+        """The routes of a kind serve some call of it; cu_seqlens stands beside a batch of 1."""
+        for kind, batch in (("unpacked", None), ("packed", 1)):
+            routes = {n: r for n, r in self.routes.items() if (r.plan in PACKED_PLANS) == (kind == "packed")}
+            if routes and not conditions.ever_hold(
+                [route.when for route in routes.values()], self.shape.model_dump(), batch
+            ):
+                first = next(iter(routes))
+                raise ViolationError(
+                    f"routes: none serves {kind} calls{' with cu_seqlens, whose batch is 1' if batch else ''}",
+                    found=", ".join(f"{name}: {route.when}" for name, route in routes.items()),
+                    expected=f"a condition that holds for {'B = 1' if batch else 'some B'} and some T",
+                    next=f"change routes.{first}.when, such as to: B >= 1",
+                    key=("routes", first, "when"),
+                )
+        return self
+
+    @model_validator(mode="after")
     def _packed_or_not(self) -> Operator:
         """Every kind of call that the options allow has a route, and no route is without its calls."""
         for kind, taken in (("packed", self.options.packed), ("unpacked", True)):

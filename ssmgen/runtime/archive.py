@@ -24,7 +24,6 @@ ALIGNMENT = 16
 # the most special first: the first whose promises hold is launched
 VARIANTS = ("aligned", "general")
 _CUBIN = re.compile(r"([0-9a-f]{64})\.cubin")
-_REMAKE = "ssmgen compile, and copy the archive whole"
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,17 @@ def target_of(name: str) -> str:
 class Archive:
     """An opened archive at `path`: `compiler`, and the kernels by the text of their KernelId.
 
-    `files` are its contents where they are in memory; `path` is then what errors name.
+    `files` are its contents where they are in memory; `path` is then what errors name. `made_by` is the command that
+    makes such an archive.
     """
 
-    def __init__(self, path: Path, files: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self, path: Path, files: Mapping[str, bytes] | None = None, *, made_by: str = "ssmgen compile"
+    ) -> None:
         self.path = path
-        self._files = _read_tar(path) if files is None and path.is_file() else files
+        self.made_by = made_by
+        self._mend = f"put back what was moved, lost or changed since it was made, or make it anew: {made_by}"
+        self._files = self._read_tar() if files is None and path.is_file() else files
         index = self._index()
         self.compiler: str = index["compiler"]
         self._raw: dict[str, Any] = index["kernels"]
@@ -137,22 +141,33 @@ class Archive:
                     f"no kernel {name} in the archive",
                     where=self.path,
                     found="kernels of " + (", ".join(sorted({k.split("/")[0] for k in self._raw})) or "no model"),
-                    next=f"ssmgen compile {name.split('/', maxsplit=1)[0]}",
+                    next=f"{self.made_by} {name.split('/', maxsplit=1)[0]}",
                 )
             entry = self._entries[name] = self._parsed(name)
         return entry
 
     def check_source(self, name: str, file: Path) -> None:
-        """Raise LaunchError where the kernel was compiled from another text than `file`: its grid may differ."""
+        """Raise LaunchError where the kernel was compiled from another text than `file`, or that is gone: its grid may
+        differ.
+        """
         expected = self.kernel(name).source
-        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        try:
+            found = hashlib.sha256(file.read_bytes()).hexdigest()
+        except OSError as e:
+            raise LaunchError(
+                f"{file.name}, which {name} was compiled from, cannot be read",
+                where=file,
+                found=e.strerror,
+                expected="the file where it was imported from, until its kernel has been launched once",
+                next=self._mend,
+            ) from None
         if found != expected:
             raise LaunchError(
                 f"{name} was compiled from another version of {file.name}",
                 where=self.path,
                 found=f"{file} with sha256 {found}",
                 expected=f"sha256 {expected}",
-                next=f"run {_REMAKE}",
+                next=self._mend,
             )
 
     def cubin(self, entry: Entry) -> bytes:
@@ -160,21 +175,17 @@ class Archive:
         data = self._read(entry.cubin)
         digest = hashlib.sha256(data).hexdigest()
         if f"{digest}.cubin" != entry.cubin:
-            raise LaunchError(
-                f"{entry.cubin} is damaged", where=self.path, found=f"sha256 {digest}", next=f"run {_REMAKE}"
-            )
+            raise LaunchError(f"{entry.cubin} is damaged", where=self.path, found=f"sha256 {digest}", next=self._mend)
         return data
 
     def _index(self) -> dict[str, Any]:
         try:
             index = json.loads(self._read(INDEX))
         except ValueError as e:
-            raise LaunchError(f"{INDEX} is not JSON", where=self.path, found=e, next=f"run {_REMAKE}") from None
+            raise LaunchError(f"{INDEX} is not JSON", where=self.path, found=e, next=self._mend) from None
         schema = index.get("schema") if isinstance(index, dict) else None
         if schema != SCHEMA:
-            raise LaunchError(
-                f"{INDEX}: schema", where=self.path, found=schema, expected=str(SCHEMA), next=f"run {_REMAKE}"
-            )
+            raise LaunchError(f"{INDEX}: schema", where=self.path, found=schema, expected=str(SCHEMA), next=self._mend)
         if not isinstance(index.get("compiler"), str) or not isinstance(index.get("kernels"), dict):
             raise self._malformed("compiler, kernels", "a string and an object")
         for name in index["kernels"]:
@@ -208,26 +219,25 @@ class Archive:
             raise FileNotFoundError(name)
         except OSError as e:
             what = f"no archive of cubins: {name} cannot be read" if name == INDEX else f"{name} is missing"
-            raise LaunchError(what, where=self.path, found=e, next=f"run {_REMAKE}") from None
+            raise LaunchError(what, where=self.path, found=e, next=self._mend) from None
+
+    def _read_tar(self) -> dict[str, bytes]:
+        """The members by bare file name: one folder deep or none; nothing is unpacked to disk."""
+        import tarfile
+
+        files: dict[str, bytes] = {}
+        try:
+            with tarfile.open(self.path, "r:*") as tar:
+                for member in tar:
+                    stream = tar.extractfile(member)
+                    if stream is not None:
+                        files[PurePosixPath(member.name).name] = stream.read()
+        except (OSError, tarfile.TarError, EOFError, ValueError) as e:
+            raise LaunchError("no readable .tar.xz of cubins", where=self.path, found=e, next=self._mend) from None
+        return files
 
     def _malformed(self, key: str, expected: str) -> LaunchError:
-        return LaunchError(f"{INDEX}: {key} is malformed", where=self.path, expected=expected, next=f"run {_REMAKE}")
-
-
-def _read_tar(path: Path) -> dict[str, bytes]:
-    """The members by bare file name: one folder deep or none; nothing is unpacked to disk."""
-    import tarfile
-
-    files: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path, "r:*") as tar:
-            for member in tar:
-                stream = tar.extractfile(member)
-                if stream is not None:
-                    files[PurePosixPath(member.name).name] = stream.read()
-    except (OSError, tarfile.TarError, EOFError, ValueError) as e:
-        raise LaunchError("no readable .tar.xz of cubins", where=path, found=e, next=f"run {_REMAKE}") from None
-    return files
+        return LaunchError(f"{INDEX}: {key} is malformed", where=self.path, expected=expected, next=self._mend)
 
 
 def _parameter(raw: Mapping[str, Any]) -> Parameter:

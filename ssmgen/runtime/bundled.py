@@ -22,21 +22,24 @@ CONTENTS = "bundle.json"
 PACKAGES = "_packages"
 CUBINS = "_cubins"
 SCHEMA = 1
-_NEXT = "copy the bundle whole, or make it anew: ssmgen bundle"
+NEXT = "copy the bundle whole, or make it anew: ssmgen bundle"
 
 
 def open_model(model: str) -> ModuleType:
-    """The operators of `model`. Raises LaunchError where a file of it is missing or damaged, or cuda-bindings is."""
+    """The operators of `model`. Raises LaunchError where a file of it is missing or damaged, or cuda-bindings is.
+
+    The bundle's own __init__ has checked what opens it, this file too; a damaged one may have checked nothing.
+    """
     root = Path(__file__).resolve().parent.parent
     for name, digest in _files(root).items():
-        if name.startswith(f"{PACKAGES}/{model}/") or name == f"{CUBINS}/{INDEX}":
+        if name.startswith(f"{PACKAGES}/{model}/") or name in (f"{CUBINS}/{INDEX}", "__init__.py"):
             _check(root, name, digest)
     return open_package(root / PACKAGES / model, f"{root.name}_{model}", _archive(root), driver())
 
 
 @functools.cache
 def _archive(root: Path) -> Archive:
-    return Archive(root / CUBINS)
+    return Archive(root / CUBINS, made_by="ssmgen bundle")
 
 
 @functools.cache
@@ -48,7 +51,7 @@ def _files(root: Path) -> Mapping[str, str]:
         return {str(name): str(digest) for name, digest in contents["files"].items()}
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as e:
         raise LaunchError(
-            f"{CONTENTS} cannot be read", where=root, found=f"{type(e).__name__}: {e}", next=_NEXT
+            f"{CONTENTS} cannot be read", where=root, found=f"{type(e).__name__}: {e}", next=NEXT
         ) from None
 
 
@@ -56,12 +59,12 @@ def _check(root: Path, name: str, digest: str) -> None:
     try:
         found = hashlib.sha256((root / name).read_bytes()).hexdigest()
     except OSError as e:
-        raise LaunchError(f"{name} of the bundle cannot be read", where=root, found=e.strerror, next=_NEXT) from None
+        raise LaunchError(f"{name} of the bundle cannot be read", where=root, found=e.strerror, next=NEXT) from None
     if found != digest:
         raise LaunchError(
             f"{name} of the bundle is damaged",
             where=root,
             found=f"sha256 {found}",
             expected=f"sha256 {digest}",
-            next=_NEXT,
+            next=NEXT,
         )

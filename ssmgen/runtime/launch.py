@@ -38,7 +38,8 @@ class Kernel:
 
     def __init__(self, function: FunctionType, launcher: Launcher) -> None:
         self.__name__ = function.__name__
-        self._source = Path(function.__code__.co_filename)
+        # resolved while it is surely there
+        self._source = Path(function.__code__.co_filename).resolve()
         self._launcher = launcher
         self._threads = _PerThread()
 
@@ -230,8 +231,8 @@ class Launcher:
             self.watched.by(kernel, stream, grid, kernel_args)
 
     def name_of(self, source: Path) -> str:
-        """The name of the kernel in a file: the package's own name and the path inside it."""
-        inside = source.resolve().relative_to(self.directory).with_suffix("")
+        """The name of the kernel in a resolved file: the package's own name and the path inside it."""
+        inside = source.relative_to(self.directory).with_suffix("")
         return "/".join((self.directory.name, *inside.parts))
 
     def function(self, name: str, variant: str, device: Device) -> Any:
@@ -242,7 +243,7 @@ class Launcher:
                 f"{name} cannot run on this GPU",
                 found=device.target,
                 expected=f"the archive {self.archive.path} holds " + ", ".join(self.archive.targets),
-                next=f"add {device.target} to the spec's targets, then ssmgen generate and ssmgen compile",
+                next=f"add {device.target} to the spec's targets, then ssmgen generate and {self.archive.made_by}",
             )
         cubin = self.archive.cubin(entry)
         return self.driver.load(device, cubin, entry.cubin, entry.symbols[variant])

@@ -28,6 +28,6 @@ def open_package(directory: Path, label: str, archive: Archive, driver: Driver) 
 
 def is_repeatable(package: ModuleType) -> bool:
     """Whether the package's `forward` is as it was generated: of another, nobody knows what else it depends on."""
-    own = [vars(package).get(name) for name in ("_forward", "_arguments")]
+    own = [vars(package).get(name) for name in ("_forward", "_arguments", "_values")]
     files = [Path(module.__file__) for module in own if isinstance(module, ModuleType) and module.__file__]
     return len(files) == len(own) and not any(is_edited(file.read_text(encoding="utf-8")) for file in files)

@@ -29,6 +29,8 @@ from ssmgen.verify.inputs import LAYOUTS, REGIMES
 
 T = TypeVar("T", bound="Drawn | Call")
 _NAME = "drawn"
+# of a number in a problem
+MOST = 2**31 - 1
 CUTS = ("one", "two", "many", "empty", "tokens", "borders", "short")
 """Where sequences lie in a packed row: one; two; many of any length; empty ones first, between and last; one token
 each; from border to border of every chunk size; with rows behind the last."""
@@ -201,19 +203,25 @@ def parse(text: str) -> Problem:
         if name not in known:
             raise UsageError(f"problem: no field {name!r}", expected="one of " + ", ".join(sorted(known)))
     drawn = _parsed(Drawn, given) if any(f.name in given for f in fields(Drawn)) else None
+    call = _parsed(Call, given)
     if drawn is not None:
-        _check(drawn)
-    return Problem(drawn, _parsed(Call, given))
+        _check(drawn, call)
+    return Problem(drawn, call)
 
 
-def _check(drawn: Drawn) -> None:
-    """Refuse a model that no spec could have."""
+def _check(drawn: Drawn, call: Call) -> None:
+    """Refuse a model that no spec could have, and a call that the model cannot take."""
     try:
         assert drawn.operator
     except ValidationError as e:
         first = e.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"]) or "the model"
         raise UsageError(f"problem: {name}: {first['msg']}", found=first.get("input")) from None
+    if call != call.for_model(drawn.operator):
+        raise UsageError(
+            f"problem: sequences={call.sequences}, cuts={call.cuts} beside packed=False",
+            expected="packed=True, or a problem without sequences and cuts",
+        )
 
 
 def options(of: Field[Any]) -> tuple[Any, ...]:
@@ -247,8 +255,9 @@ def _parsed(kind: type[T], given: Mapping[str, str]) -> T:
 def _value(kind: type, of: Field[Any], text: str) -> Any:
     if kind is int:
         # any size will do: the choices are only what is drawn
-        if not text.isdecimal() or (int(text) < 1 and of.name not in ("tokens", "batch", "seed")):
-            raise UsageError(f"problem: {of.name}={text}", expected="a whole number")
+        least = int(of.name not in ("tokens", "batch", "seed"))
+        if not text.isdecimal() or len(text) > len(str(MOST)) or not least <= int(text) <= MOST:
+            raise UsageError(f"problem: {of.name}={text:.40}", expected=f"a whole number from {least} to {MOST}")
         return int(text)
     choices = {str(option): option for option in options(of)}
     if text not in choices:

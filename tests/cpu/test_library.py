@@ -203,6 +203,80 @@ class TestGradients:
             out.sum().backward()
 
 
+NO_RULE = r"{}: is batched by vmap, for which there is no rule; x has an axis for batches"
+NO_TANGENT = r"{}: has a tangent, but there is no derivative"
+NO_GRADIENT = r"{}: requires grad, but there is no backward"
+TRANSFORMS = {
+    "vmap": (lambda f, t: torch.vmap(f)(torch.stack([t] * 2)), NO_RULE),
+    "jvp": (lambda f, t: torch.func.jvp(f, (t,), (t,)), NO_TANGENT),
+    "linearize": (torch.func.linearize, NO_TANGENT),
+    "jacfwd": (lambda f, t: torch.func.jacfwd(f)(t), NO_TANGENT),
+    "grad": (lambda f, t: torch.func.grad(lambda t: f(t).sum())(t), NO_GRADIENT),
+    "vjp": (torch.func.vjp, NO_GRADIENT),
+    "jacrev": (lambda f, t: torch.func.jacrev(f)(t), NO_GRADIENT),
+    "vmap of grad": (
+        lambda f, t: torch.vmap(torch.func.grad(lambda t: f(t).sum()))(torch.stack([t] * 2)),
+        NO_GRADIENT,
+    ),
+    "grad of vmap": (
+        lambda f, t: torch.func.grad(lambda t: torch.vmap(f)(torch.stack([t] * 2)).sum())(t),
+        NO_RULE,
+    ),
+}
+
+
+class TestTransforms:
+    """Those of torch.func: refused by name where the operator would have to know more, harmless elsewhere."""
+
+    @pytest.mark.parametrize("name", ["x", "dt", "A", "C", "dt_bias"])
+    @pytest.mark.parametrize("transform", TRANSFORMS)
+    def test_eager(self, kernels: ModuleType, name: str, transform: str) -> None:
+        given = _arguments(20)
+        apply, message = TRANSFORMS[transform]
+        with pytest.raises(ValueError, match="^" + message.format(name)):
+            apply(lambda t: self._scan(kernels, given, **{name: t}), given[name])
+
+    @pytest.mark.parametrize("transform", ["vmap", "jvp", "grad"])
+    def test_compiled(self, kernels: ModuleType, transform: str) -> None:
+        torch._dynamo.reset()
+        given = _arguments(20)
+        apply, message = TRANSFORMS[transform]
+        compiled = torch.compile(lambda dt: apply(lambda t: self._scan(kernels, given, dt=t), dt), backend="eager")
+        with pytest.raises(Exception, match=message.format("dt")):
+            compiled(given["dt"])
+
+    def test_the_operator_itself_drops_no_tangent(self, kernels: ModuleType) -> None:
+        given = _arguments(20)
+        with torch.autograd.forward_ad.dual_level():
+            given["B"] = torch.autograd.forward_ad.make_dual(given["B"], torch.ones_like(given["B"]))
+            with pytest.raises(ValueError, match="^" + NO_TANGENT.format("B")):
+                kernels._operator(*given.values(), None, None, None, 0.0, 1.0, False)
+
+    @pytest.mark.parametrize("transform", ["vmap", "jvp", "grad"])
+    def test_of_what_the_operator_is_not_given(self, kernels: ModuleType, transform: str) -> None:
+        given = _arguments(20)
+        expected = self._scan(kernels, given)
+        seen = []
+
+        def function(t: Any) -> Any:
+            out = self._scan(kernels, given)
+            seen.append(torch.equal(out, expected))
+            return out.sum() * t.sum()
+
+        TRANSFORMS[transform][0](function, torch.ones(3))
+        assert seen == [True]
+
+    def test_tangents_beside_a_call_do_not_disturb_it(self, kernels: ModuleType) -> None:
+        given = _arguments(20)
+        expected = self._scan(kernels, given)
+        with torch.autograd.forward_ad.dual_level():
+            assert torch.equal(self._scan(kernels, given), expected)
+
+    @staticmethod
+    def _scan(kernels: ModuleType, given: dict[str, Any], **more: Any) -> Any:
+        return kernels.mamba_chunk_scan_combined(**given | more, chunk_size=64, dt_softplus=True)
+
+
 class TestSideBySide:
     def test_two_models(self, kernels: ModuleType) -> None:
         other = _interpreted("gated", z="silu")

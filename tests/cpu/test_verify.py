@@ -54,14 +54,26 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_a_problem_is_what_its_text_says() -> None:
     random = Random(1)
     for _ in range(300):
-        problem = Problem(problems.sample(Drawn, random), problems.sample(Call, random))
+        drawn = problems.sample(Drawn, random)
+        problem = Problem(drawn, problems.sample(Call, random).for_model(drawn.operator))
         assert problems.parse(str(problem)) == problem
         assert problems.parse(str(replace(problem, drawn=None))) == replace(problem, drawn=None)
     assert problems.parse(str(Problem(Drawn(), Call()))) == Problem(Drawn(), Call())
 
 
 @pytest.mark.parametrize(
-    "text", ["heads=3", "tokens", "tokens=x", "x=int8", "groups=0", "tokens=1,tokens=2", "regime=odd"]
+    "text",
+    [
+        "heads=3",
+        "tokens",
+        "tokens=x",
+        "x=int8",
+        "groups=0",
+        "tokens=1,tokens=2",
+        "regime=odd",
+        "tokens=2147483648",
+        "seed=" + "9" * 5000,
+    ],
 )
 def test_a_problem_that_is_none_is_refused_with_what_would_be_one(text: str) -> None:
     with pytest.raises(UsageError, match=text.split("=", maxsplit=1)[0]) as caught:
@@ -75,6 +87,15 @@ def test_a_model_that_no_spec_could_have_is_refused() -> None:
             problems.parse(text)
         assert caught.value.found == text.partition("=")[2]
     assert run("--problem", "head_dim=100000")[0] == 2
+
+
+@pytest.mark.parametrize("text", ["packed=False,sequences=seq_idx", "groups=2,sequences=both", "x=float16,cuts=many"])
+def test_sequences_that_the_model_cannot_take_are_refused_by_name(text: str) -> None:
+    with pytest.raises(UsageError, match=r"sequences=\w+, cuts=\w+ beside packed=False") as caught:
+        problems.parse(text)
+    assert "packed=True" in (caught.value.expected or "")
+    assert problems.parse(f"packed=True,{text.removeprefix('packed=False,')}").drawn is not None
+    assert run("--problem", text)[0] == 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -95,7 +95,7 @@ def run(root: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 def refusal(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 1
-    last = done.stderr[done.stderr.rindex("LaunchError:") :]
+    last = done.stderr[max(done.stderr.rfind(kind) for kind in ("LaunchError:", "ImportError:")) :]
     assert "next:" in last
     return last
 
@@ -171,6 +171,10 @@ def test_another_gpu_is_refused_by_name(made: Path) -> None:
     assert "sm_90" in text
 
 
+# what a bundle is opened with; it goes wrong in several ways where it is not looked at before
+RUNTIME = ("__init__", "errors", "bundled", "archive", "serving")
+
+
 def file(made: Path, pattern: str) -> Path:
     return next(iter(sorted(made.glob(pattern))))
 
@@ -183,19 +187,78 @@ def file(made: Path, pattern: str) -> Path:
         ("_packages/*/sm_90/*/short/state.py", "short/state.py of the bundle"),
         ("_cubins/index.json", "_cubins/index.json of the bundle"),
         ("bundle.json", "bundle.json"),
+        *((f"_runtime/{module}.py", f"/_runtime/{module}.py of the bundle") for module in RUNTIME),
+        (f"{MODEL}.py", f"/{MODEL}.py of the bundle"),
     ],
 )
-@pytest.mark.parametrize("damage", ["edited", "missing"])
+@pytest.mark.parametrize("damage", ["edited", "emptied", "missing"])
 def test_a_file_that_is_not_the_bundles_is_named(made: Path, pattern: str, says: str, damage: str) -> None:
     path = file(made, pattern)
     if damage == "missing":
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes()[:-20])
+        path.write_bytes(path.read_bytes()[:-20] if damage == "edited" else b"")
     # it is found out before torch is imported
     text = refusal(run(made.parent, BARE + 'importlib.import_module(f"{name}.{model}")'))
     assert says in text
     assert str(made) in text
+
+
+def test_a_bundles_own_init_is_named_by_its_models_where_it_still_runs(made: Path) -> None:
+    (made / "__init__.py").write_text("")
+    text = refusal(run(made.parent, BARE + 'importlib.import_module(f"{name}.{model}")'))
+    assert "__init__.py of the bundle is damaged" in text
+
+
+def test_looking_at_what_opens_a_bundle_is_quick(made: Path) -> None:
+    code = """
+import hashlib, json, pathlib
+start = time.process_time()
+package = importlib.import_module(name)
+assert package.MODELS == (model,)
+print(time.process_time() - start)
+"""
+    done = [run(made.parent, BARE + code) for _ in range(3)]
+    # with all that is imported, of which looking is 2 ms
+    assert min(float(each.stdout) for each in done) < 0.02, done
+
+
+@pytest.mark.parametrize("how", ["moved", "gone", "linked"])
+def test_a_bundle_that_goes_after_its_import_is_missed_by_name(made: Path, how: str) -> None:
+    done = host(
+        made.parent,
+        f"""
+import os, shutil
+package = serve()
+os.rename(root + "/tiny_kernels", root + "/moved")
+if {how!r} == "gone":
+    shutil.rmtree(root + "/moved")
+if {how!r} == "linked":
+    os.symlink(root + "/moved", root + "/tiny_kernels")
+call(package)
+""",
+    )
+    if how == "linked":
+        assert done.returncode == 0, done.stderr
+    else:
+        text = refusal(done)
+        assert f"{made}/_packages/tiny_9b/sm_90/mamba_chunk_scan_combined/short/cumsum.py" in text
+        assert "No such file" in text
+        assert "ssmgen bundle" in text
+        assert "ssmgen compile" not in text
+
+
+def test_a_cpu_tensor_is_refused_without_advice_that_a_bundle_cannot_follow(made: Path) -> None:
+    code = """
+package = serve()
+own = importlib.import_module(package._arguments.__name__)
+vars(package._forward).update(device=own.device, check_decay=lambda rates: None)
+try:
+    call(package)
+except ValueError as e:
+    print(e)
+"""
+    assert host(made.parent, code).stdout == "x: found on cpu, expected on a CUDA device\n"
 
 
 def test_a_damaged_cubin_is_named_when_it_is_launched(made: Path) -> None:
@@ -290,10 +353,42 @@ def test_targets_are_those_that_were_asked_for(tmp_path: Path, log: Path, monkey
     assert (tmp_path / "one" / inside).read_bytes() == (tmp_path / "both" / inside).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["my-kernels", "class", "2fast", "a.b"])
+@pytest.mark.parametrize("name", ["my-kernels", "class", "2fast", "a.b", "__main__", "__pycache__"])
 def test_a_folder_that_cannot_be_imported_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot be imported as"):
         bundle.run([(VALUE, LOCK)], [], tmp_path / name, Settings())
+
+
+@pytest.mark.parametrize("name", ["json", "antigravity", "torch", "ssmgen", "pytest"])
+@pytest.mark.parametrize("form", ["{}", "{}-1.0-py3-none-any.whl"])
+def test_a_name_that_is_taken_is_refused(tmp_path: Path, name: str, form: str) -> None:
+    with pytest.raises(UsageError, match=f"a bundle called '{name}' would stand in the way") as caught:
+        bundle.run([(VALUE, LOCK)], [], tmp_path / form.format(name), Settings())
+    assert caught.value.found
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_of_an_older_bundle_or_of_a_folder_is_free(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (made.parent / "empty").mkdir()
+    monkeypatch.syspath_prepend(str(made.parent))
+    for name in (made.name, "empty"):
+        bundle.run([(VALUE, LOCK)], [], made.parent / name, Settings())
+        assert (made.parent / name / "bundle.json").is_file()
+    (made.parent / "helper.py").write_text("")
+    with pytest.raises(UsageError, match="a bundle called 'helper'"):
+        bundle.run([(VALUE, LOCK)], [], made.parent / "helper", Settings())
+
+
+@pytest.mark.parametrize("output", [".", "..", ""])
+def test_the_folder_it_runs_in_is_no_place_for_a_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    inside = tmp_path / "kernels/kernels_of_mine"
+    inside.mkdir(parents=True)
+    monkeypatch.chdir(inside)
+    with pytest.raises(OutputError, match="is the folder that this runs in"):
+        bundle.run([(VALUE, LOCK)], [], Path(output), Settings())
+    assert inside.is_dir()
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,17 @@ def test_packed_by_hand() -> None:
     added = [b.bytes.at[point] - a.bytes.at[point] for a, b in zip(whole.stages, rows.stages, strict=True)]
     assert added == [3 * by_token, state, 2 * by_token]
     assert rows.workspace.at[point] == whole.workspace.at[point] + 2 * by_token + state
-    # seq_idx, and two offsets
-    assert rows.floor.at[point] == whole.floor.at[point] + by_token + 8
+    # seq_idx, and the three offsets of two sequences
+    assert rows.floor.at[point] == whole.floor.at[point] + by_token + 12
+    # in the closed forms the number of sequences is free: a state of each kind a sequence
+    size = 128 * 64 * 128
+    assert rows.states.formula == f"{2 * 4 * size}*N"
+    assert rows.workspace.formula.endswith(f" + {2 * size}*N")
+    assert "4*N" in rows.floor.formula
+    assert "N" not in whole.states.formula + whole.workspace.formula + whole.floor.formula
+    assert rows.counted
+    assert rows.counted in printed(of)
+    assert not whole.counted
     for figure in ("flops", "exponentials"):
         assert [getattr(s, figure).at for s in rows.stages] == [getattr(s, figure).at for s in whole.stages]
 

@@ -88,6 +88,39 @@ def test_packed_calls_are_split_where_dense_ones_are(heads: int, routes: dict[st
         assert served in (["segmented", "packed_segmented"], ["three_stage", "packed"])
 
 
+PACKED = TEXT.replace("limit: runtime}", "limit: runtime, packed: true}").replace(
+    "targets", "      more: {when: 'WHEN', plan: packed}\ntargets"
+)
+
+
+@pytest.mark.parametrize("when", ["B >= 2", "B*T < 1", "B > 1 and T > 5", "heads < 6", "B*T < B", "not B == 1"])
+def test_packed_routes_that_serve_no_batch_of_1_are_refused(tmp_path: Path, when: str) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(PACKED.replace("WHEN", when))
+    with pytest.raises(SpecError, match="none serves packed calls with cu_seqlens, whose batch is 1") as caught:
+        spec.load(path)
+    assert str(caught.value.where).endswith(":10")
+    assert caught.value.found == f"more: {when}"
+    # beside one that does, it may stand
+    path.write_text(path.read_text().replace("targets", "      rest: {when: B >= 1, plan: packed}\ntargets"))
+    spec.load(path)
+
+
+@pytest.mark.parametrize("when", ["B >= 1", "T == 1234567", "T % 4096 == 4095", "B*heads*T > 100000", "B*T <= 4"])
+def test_packed_routes_that_serve_a_batch_of_1_are_taken(tmp_path: Path, when: str) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(PACKED.replace("WHEN", when))
+    spec.load(path)
+
+
+def test_unpacked_routes_that_serve_nothing_are_refused(tmp_path: Path) -> None:
+    for when in ("B < 1", "heads == 7"):
+        with pytest.raises(SpecError, match="routes: none serves unpacked calls"):
+            load(tmp_path, "B >= 1", when)
+    for when in ("B == 100 and T == 10007", "B >= 2"):
+        load(tmp_path, "B >= 1", when)
+
+
 def with_stage(tmp_path: Path, stage: str, **changes: int) -> tuple[spec.Spec, str]:
     value = load(tmp_path, "m", "m")
     (key, entry), *_ = lock.derive(value, ["sm_90"]).items()

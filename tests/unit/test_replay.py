@@ -640,9 +640,10 @@ def test_programs_are_bounded_and_keep_no_tensor(setup, monkeypatch):
     assert not [ref for ref in kept if ref() is not None]
 
 
-def test_a_forward_edited_by_hand_is_not_replayed(setup, folder, tmp_path):
+@pytest.mark.parametrize("module", ["_forward.py", "_arguments.py", "_values.py"])
+def test_a_forward_edited_by_hand_is_not_replayed(setup, folder, tmp_path, module):
     shutil.copytree(folder / "tiny_9b", tmp_path / "tiny_9b")
-    file = tmp_path / "tiny_9b" / "_forward.py"
+    file = tmp_path / "tiny_9b" / module
     file.write_text(file.read_text() + "\n# mine\n")
     package = serving.open_package(tmp_path / "tiny_9b", "tiny", Archive(folder / "cubins"), Driver(setup.cuda))
     assert not hasattr(package.forward, "__self__")
