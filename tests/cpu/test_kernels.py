@@ -212,6 +212,8 @@ SPLIT_MUTATIONS = {
     "what enters where nothing does": ("combine", "ct.where(inside, before[:, None] + ct.cumsum(previous, axis=1), CLEARED)", "before[:, None] + ct.cumsum(previous, axis=1)"),
     "a chunk that the sequence starts inside": ("combine", "ct.cdiv(first, CHUNK)", "first // CHUNK"),
     "chunks told by any sequence": ("combine", "(i_chunk >= ct.cdiv(first, CHUNK)) & ", ""),
+    "decays of the last tile alone": ("combine", "total = total + ct.sum", "total = ct.sum"),
+    "decays since a tile's start": ("combine", "before = before + ct.sum(previous, axis=1)", "before = before"),
     "inputs in one place": ("combine", "inputs + {{ s }}", "inputs"),
     "a sequence enters segments before it": ("combine", "(first_segment < {{ s }}) & ", ""),
     "a sequence enters segments behind it": ("combine", " & (last_segment >= {{ s }})", ""),
@@ -292,6 +294,11 @@ SUITE = (
     (SPLIT_MODEL, SPLIT_CALLS),
     # several heads a block
     (replace(SPLIT_MODEL, small_tiles=False), SPLIT_CALLS[:3]),
+    # more chunks in a segment than one tile of decays holds
+    (
+        Drawn(packed=True, head_dim=8, state=1, chunk=16, segments=2),
+        (Call(tokens=2500, initial_states=True, sequences="both", regime="mixed_horizons"),),
+    ),
     # more sequences than one tile of offsets holds
     (Drawn(packed=True, head_dim=8, state=1), (Call(tokens=800, sequences="cu_seqlens", cuts="many"),)),
 )
