@@ -48,6 +48,7 @@ class Context:
     tokens: str
     slots: str
     starts: str
+    stored: str
 
 
 def tiles(schedule: Schedule, problem: Problem) -> tuple[int, int]:
@@ -121,6 +122,7 @@ class State(base.Stage):
             tokens="x.shape[1]",
             slots=base.slots(problem),
             starts="starts & (has_initial_states != 0)" if problem.segmented else "has_initial_states != 0",
+            stored="starts & (slot == n_chunks)" if problem.segmented else "slot == n_chunks",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:

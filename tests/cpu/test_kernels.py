@@ -165,6 +165,8 @@ MUTATIONS = {
     "no state over a border": ("state", "(start < 0) | (has_cu_seqlens != 0)", "(start < 0)"),
     "an initial state in another's place": ("state", "i_chunk if i_chunk * CHUNK >= first else slot", "i_chunk"),
     "initial states of the first sequence": ("state", "at_end, end_piece = ({{ i_entry }}, i_head, i_state, i_dim), (1, 1, STATE_TILE, HEAD_DIM_TILE)\n        h =", "at_end, end_piece = (0, i_head, i_state, i_dim), (1, 1, STATE_TILE, HEAD_DIM_TILE)\n        h ="),
+    "no state behind the last sequence": ("state", "if {{ stored }}:", "if slot < 0:"),
+    "the state at another sequence's end": ("state", "(i_batch, i_head, at_last)).reshape", "(i_batch, i_head, i_chunk * CHUNK + CHUNK - 1)).reshape"),
     "an empty sequence takes a chunk": ("_span", "ct.cdiv(end, CHUNK) if end > first else first // CHUNK", "ct.cdiv(end, CHUNK) + (1 if end == first else 0)"),
     "every row enters with h": ("packed_output", "ct.where(start < 0, ct.exp2(l_tile), 0.0)", "ct.exp2(l_tile)"),
     "pairs across sequences": ("packed_output", "causal & (token[None, :] >= start[:, None])", "causal"),
@@ -185,7 +187,7 @@ SPLIT_MUTATIONS = {
     "a segment too many": ("_span", "(n_met - 1) // n_segment", "n_met // n_segment"),
     "every sequence starts in the first segment": ("state", "starts = i_segment == first_segment", "starts = i_segment == 0"),
     "every segment has the initial state": ("state", "if {{ starts }}:", "if has_initial_states != 0:"),
-    "no initial state behind the chunks": ("state", "    if starts:", "    if i_segment < 0:"),
+    "no initial state behind the chunks": ("state", "if {{ stored }}:", "if i_segment < 0:"),
     "chunks before the sequence": ("state", "max(first // CHUNK, i_segment * n_segment)", "i_segment * n_segment"),
     "chunks before the segment": ("state", "max(first // CHUNK, i_segment * n_segment)", "first // CHUNK"),
     "chunks behind the sequence": ("state", "min((i_segment + 1) * n_segment, n_met)", "(i_segment + 1) * n_segment"),
@@ -212,6 +214,8 @@ SPLIT_MUTATIONS = {
     "what enters where nothing does": ("combine", "ct.where(inside, before[:, None] + ct.cumsum(previous, axis=1), CLEARED)", "before[:, None] + ct.cumsum(previous, axis=1)"),
     "a chunk that the sequence starts inside": ("combine", "ct.cdiv(first, CHUNK)", "first // CHUNK"),
     "chunks told by any sequence": ("combine", "(i_chunk >= ct.cdiv(first, CHUNK)) & ", ""),
+    "decays of the last tile alone": ("combine", "total = total + ct.sum", "total = ct.sum"),
+    "decays since a tile's start": ("combine", "before = before + ct.sum(previous, axis=1)", "before = before"),
     "inputs in one place": ("combine", "inputs + {{ s }}", "inputs"),
     "a sequence enters segments before it": ("combine", "(first_segment < {{ s }}) & ", ""),
     "a sequence enters segments behind it": ("combine", " & (last_segment >= {{ s }})", ""),
@@ -292,6 +296,11 @@ SUITE = (
     (SPLIT_MODEL, SPLIT_CALLS),
     # several heads a block
     (replace(SPLIT_MODEL, small_tiles=False), SPLIT_CALLS[:3]),
+    # more chunks in a segment than one tile of decays holds
+    (
+        Drawn(packed=True, head_dim=8, state=1, chunk=16, segments=2),
+        (Call(tokens=2500, initial_states=True, sequences="both", regime="mixed_horizons"),),
+    ),
     # more sequences than one tile of offsets holds
     (Drawn(packed=True, head_dim=8, state=1), (Call(tokens=800, sequences="cu_seqlens", cuts="many"),)),
 )

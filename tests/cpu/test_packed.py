@@ -183,7 +183,7 @@ def test_unchecked_offsets_touch_nothing_outside(
     vars(kernels._forward).update(check_sequences=lambda *_: None)
     # what no sequence owns is read as it lies there, but never from elsewhere
     empty = torch.empty
-    kernels._forward.workspace = lambda shape, dtype, device: empty(shape, dtype=dtype, device=device).zero_()
+    kernels._forward.allocate = lambda shape, dtype, device: empty(shape, dtype=dtype, device=device).zero_()
     out = _scan(kernels, _bad(given, BAD_VALUES[case][0]))
     assert out.shape == given["x"].shape
 
