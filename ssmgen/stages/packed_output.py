@@ -1,25 +1,14 @@
 """packed_output: every token's output where several sequences may lie in a row, from the states of `state`.
 
-One block of rows a chunk: the masks take the registers that a second one would need.
+It takes a chunk as `output` does, and the same schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ssmgen.stages import base, output
 from ssmgen.stages.base import Cost, Parameter, Problem
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A work item is a chunk of `heads_per_block` heads; `latency` is cuTile's load hint."""
-
-    heads_per_block: int
-    head_dim_tile: int
-    occupancy: int
-    latency: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +24,8 @@ class Context:
     heads_per_group: int
     heads_per_block: int
     chunk: int
+    rows: int
+    halves: bool
     state_tile: int
     head_dim_tile: int
     head_dim_tiles: int
@@ -43,6 +34,7 @@ class Context:
     x_dtype: str
     scaled_dtype: str
     to_cb: str
+    before_to_kept: str
     c_to_h: str
     h_to_operand: str
     x_to_scaled: str
@@ -53,30 +45,32 @@ class Context:
     cleared: float
     inputs: str
     entered: str
+    in_rows: str
+    since_m: str
 
 
 class PackedOutput(base.Stage):
     name = "packed_output"
     template = "mamba2/packed_output.py.jinja"
-    schedule = Schedule
+    schedule = output.Schedule
 
-    def derive(self, problem: Problem) -> Schedule:
-        whole: output.Schedule = output.STAGE.derive(problem)
-        first = Schedule(whole.heads_per_block, whole.head_dim_tile, whole.occupancy, whole.latency)
-        served: Schedule = base.first_served(self, problem, _smaller(first))
-        return served
+    def derive(self, problem: Problem) -> output.Schedule:
+        return output.STAGE.derive(problem)
 
-    def why_not(self, schedule: Schedule, problem: Problem) -> str | None:
-        return output.STAGE.why_not(_whole(schedule, problem), problem)
+    def why_not(self, schedule: output.Schedule, problem: Problem) -> str | None:
+        return output.STAGE.why_not(schedule, problem)
 
-    def context(self, schedule: Schedule, problem: Problem) -> Context:
-        whole = output.STAGE.context(_whole(schedule, problem), problem)
+    def context(self, schedule: output.Schedule, problem: Problem) -> Context:
+        whole = output.STAGE.context(schedule, problem)
         own = {
             "in_segments": " h includes what entered its segment." if problem.segmented else "",
             "slots": base.slots(problem),
             "cleared": base.CLEARED,
             "inputs": "chunk_states",
             "entered": "y" if problem.segmented else "none",
+            # `begin` counts from the first token of the chunk
+            "in_rows": " - (i_rows - i_before) * ROWS" if whole.halves else "",
+            "since_m": " - l_m" if whole.halves else "",
         }
         names = Context.__dataclass_fields__.keys() - own
         return Context(**own, **{name: getattr(whole, name) for name in names})
@@ -89,36 +83,17 @@ class PackedOutput(base.Stage):
         decay = [array for array in after if array.name != "segment_inputs"]
         return (*before, base.BEGIN, base.ENTRY, *decay, states, out)
 
-    def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
-        return output.STAGE.grid(_whole(schedule, problem), problem)
+    def grid(self, schedule: output.Schedule, problem: Problem) -> tuple[str, ...]:
+        return output.STAGE.grid(schedule, problem)
 
-    def cost(self, schedule: Schedule, problem: Problem) -> Cost:
+    def cost(self, schedule: output.Schedule, problem: Problem) -> Cost:
         import sympy
 
         b, t = sympy.symbols("B T", positive=True, integer=True)
-        cost = output.STAGE.cost(_whole(schedule, problem), problem)
+        cost = output.STAGE.cost(schedule, problem)
         # begin and entry; no sequence that starts inside a chunk brings a state
         padded = problem.chunk * sympy.ceiling(t / problem.chunk)
         return replace(cost, bytes=cost.bytes + 8 * b * padded)
-
-
-def _whole(schedule: Schedule, problem: Problem) -> output.Schedule:
-    """The schedule of `output` with a chunk's rows in one block, which asks as much of the target."""
-    return output.Schedule(
-        rows=problem.chunk,
-        heads_per_block=schedule.heads_per_block,
-        head_dim_tile=schedule.head_dim_tile,
-        occupancy=schedule.occupancy,
-        latency=schedule.latency,
-    )
-
-
-def _smaller(first: Schedule) -> Iterator[Schedule]:
-    """From the first wish down to what every target serves."""
-    dim = first.head_dim_tile
-    while dim >= min(16, first.head_dim_tile):
-        yield replace(first, head_dim_tile=dim)
-        dim //= 2
 
 
 STAGE = PackedOutput()
