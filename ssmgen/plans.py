@@ -5,7 +5,7 @@ No GPU is asked: what is derived here starts a lock, and only a lock decides wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ssmgen.ops.base import Route
@@ -108,24 +108,14 @@ def derive(model: str, operator: Operator, route: str, target: Target) -> RouteS
     """A first schedule for `route` on `target`, from the shape alone."""
     plan = PLANS[operator.routes[route].plan]
     shared = _derive_plan(operator.shape, operator.dtypes, plan, target)
-    # the packed output takes a chunk's rows at once: where they are too many, only a shorter chunk helps
-    chunks = [c for c in reversed(CHUNKS) if c <= shared.chunk] if plan.packed else [shared.chunk]
-    for chunk in chunks:
-        shared = replace(shared, chunk=chunk)
-        this = problem(model, operator, target, plan, shared)
-        schedule = RouteSchedule(shared, tuple((stage.name, stage.derive(this)) for stage in plan.stages))
-        if why_not(schedule, plan, this) is None:
-            break
-    return schedule
+    this = problem(model, operator, target, plan, shared)
+    return RouteSchedule(shared, tuple((stage.name, stage.derive(this)) for stage in plan.stages))
 
 
 def _derive_plan(shape: Shape, dtypes: Dtypes, plan: Plan, target: Target) -> PlanSchedule:
     if plan.segmented:
         segments = base.power_of_two(-(-FULL_GPU // (shape.heads * _state_tiles(shape))))
         return PlanSchedule(64, max(2, min(segments, DERIVED_SEGMENTS)))
-    if plan.packed:
-        # its output has one block of rows a chunk, and beyond 64 they spill: measured on an H200
-        return PlanSchedule(64)
     # a longer chunk means fewer states to write and read, which is most of the traffic: measured on an H200, and so far
     # only there. Its tiles must fit, and a head dim that is no power of two already wastes part of every product
     wide = dtypes.x != "bfloat16" or shape.head_dim & (shape.head_dim - 1)

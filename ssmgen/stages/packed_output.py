@@ -1,26 +1,15 @@
 """packed_output: every token's output where several sequences may lie in a row, from the states of `state`.
 
-One block of rows a chunk: the masks take the registers that a second one would need.
+It takes a chunk as `output` does, and the same schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ssmgen.stages import base, output
 from ssmgen.stages.base import Cost, Parameter, Problem
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A work item is a chunk of `heads_per_block` heads; `latency` is cuTile's load hint."""
-
-    heads_per_block: int
-    head_dim_tile: int
-    occupancy: int
-    latency: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +25,8 @@ class Context:
     heads_per_group: int
     heads_per_block: int
     chunk: int
+    rows: int
+    halves: bool
     state_tile: int
     head_dim_tile: int
     head_dim_tiles: int
@@ -44,6 +35,7 @@ class Context:
     x_dtype: str
     scaled_dtype: str
     to_cb: str
+    before_to_kept: str
     c_to_h: str
     h_to_operand: str
     x_to_scaled: str
@@ -54,30 +46,38 @@ class Context:
     cleared: str
     inputs: str
     entered: str
+    in_rows: str
+    since_m: str
+    one_loop: bool
 
 
 class PackedOutput(base.Stage):
     name = "packed_output"
     template = "mamba2/packed_output.py.jinja"
-    schedule = Schedule
+    schedule = output.Schedule
 
-    def derive(self, problem: Problem) -> Schedule:
-        whole: output.Schedule = output.STAGE.derive(problem)
-        first = Schedule(whole.heads_per_block, whole.head_dim_tile, whole.occupancy, whole.latency)
-        served: Schedule = base.first_served(self, problem, _smaller(first))
-        return served
+    def derive(self, problem: Problem) -> output.Schedule:
+        schedule: output.Schedule = output.STAGE.derive(problem)
+        if _is_wide(problem):
+            # room for copies ahead: 160 instead of 189 us on an H200 with P = 128, S = 256
+            schedule = replace(schedule, head_dim_tile=min(schedule.head_dim_tile, 64), occupancy=1, latency=1)
+        return schedule
 
-    def why_not(self, schedule: Schedule, problem: Problem) -> str | None:
-        return output.STAGE.why_not(_whole(schedule, problem), problem)
+    def why_not(self, schedule: output.Schedule, problem: Problem) -> str | None:
+        return output.STAGE.why_not(schedule, problem)
 
-    def context(self, schedule: Schedule, problem: Problem) -> Context:
-        whole = output.STAGE.context(_whole(schedule, problem), problem)
+    def context(self, schedule: output.Schedule, problem: Problem) -> Context:
+        whole = output.STAGE.context(schedule, problem)
         own: dict[str, Any] = {
             "in_segments": " h includes what entered its segment." if problem.segmented else "",
             "slots": base.slots(problem),
             "cleared": base.CLEARED,
             "inputs": "chunk_states",
             "entered": "y" if problem.segmented else "none",
+            # `begin` counts from the first token of the chunk
+            "in_rows": " - (i_rows - i_before) * ROWS" if whole.halves else "",
+            "since_m": " - l_m" if whole.halves else "",
+            "one_loop": _is_wide(problem),
         }
         names = Context.__dataclass_fields__.keys() - own
         return Context(**own, **{name: getattr(whole, name) for name in names})
@@ -89,14 +89,14 @@ class PackedOutput(base.Stage):
         inputs = [p for p in inputs if p.name not in (states.name, "segment_inputs")]
         return (*inputs, base.BEGIN, base.ENTRY, states, out)
 
-    def grid(self, schedule: Schedule, problem: Problem) -> tuple[str, ...]:
-        return output.STAGE.grid(_whole(schedule, problem), problem)
+    def grid(self, schedule: output.Schedule, problem: Problem) -> tuple[str, ...]:
+        return output.STAGE.grid(schedule, problem)
 
-    def cost(self, schedule: Schedule, problem: Problem) -> Cost:
+    def cost(self, schedule: output.Schedule, problem: Problem) -> Cost:
         import sympy
 
         b, t = sympy.symbols("B T", positive=True, integer=True)
-        cost = output.STAGE.cost(_whole(schedule, problem), problem)
+        cost = output.STAGE.cost(schedule, problem)
         # begin and entry; no sequence that starts inside a chunk brings a state, and none enters the first segment
         moved = cost.bytes + 8 * b * problem.chunk * sympy.ceiling(t / problem.chunk)
         if problem.segmented:
@@ -105,23 +105,9 @@ class PackedOutput(base.Stage):
         return replace(cost, bytes=moved)
 
 
-def _whole(schedule: Schedule, problem: Problem) -> output.Schedule:
-    """The schedule of `output` with a chunk's rows in one block, which asks as much of the target."""
-    return output.Schedule(
-        rows=problem.chunk,
-        heads_per_block=schedule.heads_per_block,
-        head_dim_tile=schedule.head_dim_tile,
-        occupancy=schedule.occupancy,
-        latency=schedule.latency,
-    )
-
-
-def _smaller(first: Schedule) -> Iterator[Schedule]:
-    """From the first wish down to what every target serves."""
-    dim = first.head_dim_tile
-    while dim >= min(16, first.head_dim_tile):
-        yield replace(first, head_dim_tile=dim)
-        dim //= 2
+def _is_wide(problem: Problem) -> bool:
+    """Whether a tile of states is so wide that two loops over the heads would each keep room for it."""
+    return base.power_of_two(problem.shape.state) > 128
 
 
 STAGE = PackedOutput()

@@ -122,7 +122,7 @@ class State(base.Stage):
             tokens="x.shape[1]",
             slots=base.slots(problem),
             starts="starts & (has_initial_states != 0)" if problem.segmented else "has_initial_states != 0",
-            stored="starts & (slot == n_chunks)" if problem.segmented else "slot == n_chunks",
+            stored="starts & stored" if problem.segmented else "stored",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:

@@ -200,7 +200,8 @@ def _offsets(draw: _Draw, cuts: str, tokens: int) -> list[int]:
         "one": [0, tokens],
         "two": [0, *at, tokens],
         "many": [0, *anywhere(max(2, tokens // 12)), tokens],
-        "empty": [0, 0, *at * 3, tokens, tokens],
+        # those between stand beside others that start in the same chunk
+        "empty": [0, 0, max(at[0] - 3, 0), *at * 3, min(at[0] + 3, tokens), tokens, tokens],
         "tokens": [*range(min(tokens, 20) + 1), tokens],
         "borders": [*range(0, tokens, 16), tokens],
         "short": [0, *anywhere(3)],

@@ -135,7 +135,7 @@ class Drawn:
     def _schedule(self, stage: Stage, problem: StageProblem) -> Any:
         schedule = stage.derive(problem)
         wishes: dict[str, int] = {}
-        if stage.name == "output":
+        if hasattr(schedule, "rows"):
             wishes["rows"] = self.chunk // 2 if self.half_rows else self.chunk
         if self.small_tiles:
             for name in ("state_tile", "head_dim_tile", "head_tile"):

@@ -57,6 +57,8 @@ def test_drawn_problems(x: str, segments: int, packed: bool) -> None:
     "groups=2,heads_per_group=1,head_dim=9,state=17,chunk=64,packed=True,tokens=200,sequences=seq_idx,cuts=many,batch=2,initial_states=True",
     "groups=1,heads_per_group=16,head_dim=64,state=128,chunk=64,segments=8,packed=True,tokens=700,sequences=both,cuts=two,initial_states=True",
     "groups=1,heads_per_group=2,head_dim=128,state=256,chunk=64,segments=8,packed=True,tokens=250,sequences=cu_seqlens,cuts=empty,layout=fused_odd",
+    "groups=8,heads_per_group=2,head_dim=64,state=128,chunk=128,half_rows=True,packed=True,tokens=300,sequences=both,cuts=many,initial_states=True",
+    "groups=1,heads_per_group=4,head_dim=128,state=256,chunk=128,half_rows=True,packed=True,tokens=300,sequences=cu_seqlens,cuts=empty,z=silu",
     "groups=3,heads_per_group=1,head_dim=3,state=1,segments=16,chunk=16,packed=True,tokens=600,sequences=seq_idx,cuts=many,batch=2,x=float32,initial_states=True",
 ])  # fmt: skip
 def test_shapes_of_real_models_and_odd_ones(text: str) -> None:
@@ -77,8 +79,8 @@ def test_every_regime(regime: str, segments: int) -> None:
 @pytest.mark.parametrize("segments", [1, 2])
 def test_every_regime_in_packed_rows(regime: str, cuts: str, segments: int) -> None:
     model = Drawn(groups=2, heads_per_group=3, head_dim=20, state=24, packed=True, z="silu", D="per_channel")
-    # segments of several chunks
-    model = replace(model, segments=segments, chunk=16) if segments > 1 else model
+    # segments of several chunks, or chunks in halves
+    model = replace(model, segments=segments, chunk=16) if segments > 1 else replace(model, half_rows=True)
     # by turns, so that each stands beside each
     turn = REGIMES.index(regime) + CUTS.index(cuts)
     call = Call(
@@ -166,18 +168,29 @@ MUTATIONS = {
     "an initial state in another's place": ("state", "i_chunk if i_chunk * CHUNK >= first else slot", "i_chunk"),
     "initial states of the first sequence": ("state", "at_end, end_piece = ({{ i_entry }}, i_head, i_state, i_dim), (1, 1, STATE_TILE, HEAD_DIM_TILE)\n        h =", "at_end, end_piece = (0, i_head, i_state, i_dim), (1, 1, STATE_TILE, HEAD_DIM_TILE)\n        h ="),
     "no state behind the last sequence": ("state", "if {{ stored }}:", "if slot < 0:"),
+    "no state of an empty sequence": ("state", " | (end == first)", ""),
     "the state at another sequence's end": ("state", "(i_batch, i_head, at_last)).reshape", "(i_batch, i_head, i_chunk * CHUNK + CHUNK - 1)).reshape"),
     "an empty sequence takes a chunk": ("_span", "ct.cdiv(end, CHUNK) if end > first else first // CHUNK", "ct.cdiv(end, CHUNK) + (1 if end == first else 0)"),
-    "every row enters with h": ("packed_output", "ct.where(start < 0, ct.exp2(l_tile), 0.0)", "ct.exp2(l_tile)"),
-    "pairs across sequences": ("packed_output", "causal & (token[None, :] >= start[:, None])", "causal"),
-    "a sequence does not see its first token": ("packed_output", "token[None, :] >= start[:, None]", "token[None, :] > start[:, None]"),
+    "every row enters with h": ("packed_output", "ct.where(start < 0, ct.exp2(l_tile{{ since_m }}), 0.0)", "ct.exp2(l_tile{{ since_m }})"),
+    "pairs across sequences": ("packed_output", " & (row[None, :] >= start[:, None])", ""),
+    "a sequence does not see its first token": ("packed_output", "row[None, :] >= start[:, None]", "row[None, :] > start[:, None]"),
     "one initial state too few": ("packed_output", "range(first_entry, end_entry)", "range(first_entry + 1, end_entry)"),
     "initial states for all rows": ("packed_output", "ct.where(which == i_entry, ct.exp2(l_tile), 0.0)", "ct.exp2(l_tile)"),
     "another sequence's initial state": ("packed_output", "n_chunks + i_entry, i_dim", "n_chunks + first_entry, i_dim"),
-    "output past the last sequence": ("packed_output", "skip * ct.where(start < CHUNK, 1.0, 0.0)[:, None]", "skip * 1.0"),
+    "output past the last sequence": ("packed_output", "skip * ct.where(start < ROWS, 1.0, 0.0)[:, None]", "skip * 1.0"),
+    "pairs not causal": ("packed_output", "(row[:, None] >= row[None, :]) & ", ""),
+    "starts counted from the chunk's first half": ("packed_output", "(1, ROWS)).reshape((ROWS,)){{ in_rows }}", "(1, ROWS)).reshape((ROWS,))"),
+    "the packed first half weighs on itself": ("packed_output", "ct.where(i_before < i_rows, ct.gather(begin, (i_batch, at_m)), ROWS)", "ct.gather(begin, (i_batch, at_m))"),
+    "no pairs with the packed first half": ("packed_output", "y = ct.mma(pairs, x_before{{ x_to_scaled }}, y)", "y = y"),
+    "pairs with another sequence's first half": ("packed_output", "ct.where(row >= start_m, dt_before * ct.exp2(l_m - l_before), 0.0)", "dt_before * ct.exp2(l_m - l_before)"),
+    "h passes a start in the first half": ("packed_output", "ct.where((i_before < i_rows) & (start_m >= 0), 0.0, ct.exp2(l_m))", "ct.exp2(l_m)"),
+    "h undecayed over the first half": ("packed_output", "0.0, ct.exp2(l_m))", "0.0, 1.0)"),
+    "the first half decays for itself": ("packed_output", "l_m = ct.where(i_before < i_rows, ct.gather(log_decay, (i_batch, i_head, at_m)), 0.0)", "l_m = ct.gather(log_decay, (i_batch, i_head, at_m))"),
+    "exponents that overflow": ("packed_output", "ct.exp2(ct.minimum(l_tile[:, None] - l_tile[None, :], 0.0))", "ct.exp2(l_tile[:, None] - l_tile[None, :])"),
+    "initial states not brought": ("packed_output", "begun(i_head, i_dim, l_tile, y))", "y)"),
     "the packed gate without its sigmoid": ("packed_output", "y * (gate / (1.0 + ct.exp(-gate)))", "y * gate"),
     "the packed skip of another channel": ("packed_output", "ct.load(d, (i_head, i_dim), ", "ct.load(d, (i_head, 0), "),
-    "a state that nobody stored": ("packed_output", "ct.where(ct.min(start) < CHUNK, i_chunk, n_chunks)", "i_chunk"),
+    "a state that nobody stored": ("packed_output", "ct.where(ct.min(start) < ROWS, i_chunk, n_chunks)", "i_chunk"),
     "padding left undetermined": ("output", "x_tile = ct.load(x, at_x, x_piece, padding_mode=ZERO, ", "x_tile = ct.load(x, at_x, x_piece, "),
 }  # fmt: skip
 # of packed rows in segments

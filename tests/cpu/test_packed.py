@@ -21,11 +21,13 @@ from ssmgen.verify.problems import Call, Drawn  # noqa: E402
 MODEL = Drawn(groups=2, heads_per_group=2, head_dim=8, state=8, chunk=16, packed=True, z="silu", D="per_channel")
 # the last of the two segments is of one chunk
 SPLIT = replace(MODEL, segments=2)
+# a chunk in two blocks of rows, the second one's of the second chunk past the row
+HALVES = replace(MODEL, chunk=32, half_rows=True)
 TOKENS = 37
 BY_TOKEN = ("x", "dt", "B", "C", "z")
 
 
-@pytest.fixture(scope="module", params=[MODEL, SPLIT], ids=["whole", "segments"])
+@pytest.fixture(scope="module", params=[MODEL, SPLIT, HALVES], ids=["whole", "segments", "halves"])
 def both(request: pytest.FixtureRequest) -> ModuleType:
     return interpreted(request.param.spec(), request.param.lock())
 
@@ -172,7 +174,7 @@ def test_bad_values_are_refused_on_the_cpu(kernels: ModuleType, given: dict[str,
 
 
 @pytest.mark.parametrize("case", [case for case, (values, _) in BAD_VALUES.items() if "cu_seqlens" in values])
-@pytest.mark.parametrize("model", [MODEL, SPLIT], ids=["whole", "segments"])
+@pytest.mark.parametrize("model", [MODEL, SPLIT, HALVES], ids=["whole", "segments", "halves"])
 def test_unchecked_offsets_touch_nothing_outside(
     given: dict[str, Any], case: str, model: Drawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,10 +229,9 @@ def items(case: Case, rows: int) -> dict[str, Range]:
     s = case.problem.shape
     tokens = case.problem.chunk * C
     every = case.rows * tokens / rows
-    row = "n_rows" if case.plan.stages[-1].name == "output" else "n_chunks"
     return {
-        f"x.shape[0] * {row}": (1, every),
-        f"x.shape[0] * {row} * (HEADS // HEADS_PER_BLOCK)": (1, every * s.heads),
+        "x.shape[0] * n_rows": (1, every),
+        "x.shape[0] * n_rows * (HEADS // HEADS_PER_BLOCK)": (1, every * s.heads),
         "item % (HEADS // HEADS_PER_BLOCK) * HEADS_PER_BLOCK": (0, s.heads - 1),
         "min(HEADS_PER_BLOCK, x.shape[2]) * HEAD_DIM_TILES": (1, s.heads * 256),
         "first_head + i_step // HEAD_DIM_TILES": (0, s.heads - 1),
@@ -253,12 +252,19 @@ def output(case: Case) -> dict[str, Range]:
 
 
 def packed_output(case: Case) -> dict[str, Range]:
-    n = case.sequences
-    return items(case, case.problem.chunk) | {
+    n, q, rows = case.sequences, case.problem.chunk, case.schedule.stage("packed_output").rows
+    half = "(i_rows - i_before) * ROWS"
+    return items(case, rows) | {
         "ct.max(which) + 1": (0, n),
         "n_chunks + i_entry": (1, C + n - 1),
         "chunk_states.shape[2] - SEGMENTS": (C, C + n),
         "chunk_states.shape[2] - SEGMENTS + i_chunk // ct.cdiv(n_chunks, SEGMENTS)": (C, C + n + case.problem.segments),
+        "i_chunk * 2": (0, 2 * C - 2),
+        "i_rows - i_before": (0, 1),
+        half: (0, rows),
+        f"ct.load(begin, (i_batch, i_rows), (1, ROWS)).reshape((ROWS,)) - {half}": (-1 - rows, q),
+        "i_rows * ROWS": (0, q * C - rows),
+        "i_rows * ROWS - 1": (-1, q * C - rows - 1),
     }
 
 
@@ -281,6 +287,7 @@ INDICES = """
     i_chunk i_heads i_batch i_tile i_sequence i_row i_rows i_state i_dim i_head i_group i_entry i_segment i_step
     i_before i_decay nth row token offset n_tokens n_sequences n_chunks n_segment n_rows n_items n_steps n_met item
     first_head first_entry end_entry which start end last at_last slot first_segment last_segment n_told inputs i_input
+    begin at_m
 """
 
 
