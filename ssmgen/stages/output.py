@@ -54,6 +54,7 @@ class Context:
     gate: bool
     skip_by_channel: bool
     inputs: str
+    paired: str
 
 
 class Output(base.Stage):
@@ -144,6 +145,7 @@ class Output(base.Stage):
             gate=problem.options.z != "none",
             skip_by_channel=problem.options.D == "per_channel",
             inputs="segment_inputs",
+            paired="i_before < i_rows",
         )
 
     def parameters(self, problem: Problem) -> tuple[Parameter, ...]:

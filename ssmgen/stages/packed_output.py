@@ -49,6 +49,7 @@ class Context:
     in_rows: str
     since_m: str
     one_loop: bool
+    paired: str
 
 
 class PackedOutput(base.Stage):
@@ -78,6 +79,7 @@ class PackedOutput(base.Stage):
             "in_rows": " - (i_rows - i_before) * ROWS" if whole.halves else "",
             "since_m": " - l_m" if whole.halves else "",
             "one_loop": _is_wide(problem),
+            "paired": "row >= start_m",
         }
         names = Context.__dataclass_fields__.keys() - own
         return Context(**own, **{name: getattr(whole, name) for name in names})
