@@ -206,8 +206,7 @@ def _served(
 ) -> RouteReport:
     target_name, entry = entry_of
     route, schedule = operator.routes[name], entry.schedule
-    plan = PLANS[route.plan]
-    this = plans.problem(model, operator, target(target_name), plan, schedule.plan)
+    plan, this = plans.of_route(model, operator, target(target_name), name, schedule)
     reason = plans.why_not(schedule, plan, this)
     if reason:
         return _unserved(operator, name, schedule, reason)

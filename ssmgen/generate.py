@@ -57,8 +57,7 @@ def kernels(spec: Spec, lock: Lock, targets: Sequence[str]) -> tuple[Kernel, ...
 def _route(spec: Spec, operator: mamba2.Operator, lock: Lock, key: tuple[str, str, str]) -> Iterator[Kernel]:
     target_name, operator_name, route = key
     schedule = lock[key].schedule
-    plan = plans.PLANS[operator.routes[route].plan]
-    problem = plans.problem(spec.model.name, operator, target(target_name), plan, schedule.plan)
+    plan, problem = plans.of_route(spec.model.name, operator, target(target_name), route, schedule)
     if reason := plans.why_not(schedule, plan, problem):
         raise ScheduleError(f"{spec.model.name}, {operator_name}, route {route}, {target_name}: {reason}")
     for stage in plan.stages:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from ssmgen import plans
 from ssmgen.lock import Lock
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
-from ssmgen.plans import PLANS, Plan, RouteSchedule
+from ssmgen.plans import Plan, RouteSchedule
+from ssmgen.runtime import driver
+from ssmgen.runtime.archive import INT32_MAX
 from ssmgen.spec import Spec
 from ssmgen.stages.base import Problem
 from ssmgen.targets import target
 
-INT32_MAX = 2**31 - 1
 # what cuda-tile takes along the first axis of a grid, and CUDA along the others
-MAX_GRID = (2**24 - 1, 65535, 65535)
+MAX_GRID = (driver.MAX_GRID, 65535, 65535)
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ def limits(spec: Spec, lock: Lock) -> Limits:
     assert operator is not None
     each = []
     for target_name in spec.targets:
-        for route, entry in operator.routes.items():
+        for route in operator.routes:
             schedule = lock[target_name, mamba2.NAME, route].schedule
-            plan, where = PLANS[entry.plan], target(target_name)
-            each.append((plan, schedule, plans.problem(spec.model.name, operator, where, plan, schedule.plan)))
+            plan, problem = plans.of_route(spec.model.name, operator, target(target_name), route, schedule)
+            each.append((plan, schedule, problem))
     return of_routes(each)
 
 

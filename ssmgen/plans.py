@@ -83,6 +83,14 @@ def problem(model: str, operator: Operator, target: Target, plan: Plan, schedule
     )
 
 
+def of_route(
+    model: str, operator: Operator, target: Target, route: str, schedule: RouteSchedule
+) -> tuple[Plan, Problem]:
+    """A route's plan, and what its stages see under `schedule`."""
+    plan = PLANS[operator.routes[route].plan]
+    return plan, problem(model, operator, target, plan, schedule.plan)
+
+
 def derive_routes(shape: Shape) -> dict[str, Route]:
     """First routes for a shape: where the state's tiles of all heads cannot fill the GPU, the sequence is split.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ssmgen import conditions, plans
 from ssmgen.breaking import Item, call
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
-from ssmgen.plans import PLANS, Plan, RouteSchedule
+from ssmgen.plans import Plan, RouteSchedule
 from ssmgen.spec import Spec
 from ssmgen.stages.base import Array, Problem, Stage, round_up
 from ssmgen.targets import target
@@ -42,9 +42,8 @@ def text(spec: Spec, target_name: str, route: str, schedule: RouteSchedule, give
     """The route of a target; `given` is what `forward` is given of a call. The spec must have the operator."""
     operator = spec.operators.mamba_chunk_scan_combined
     assert operator is not None
-    entry = operator.routes[route]
-    plan = PLANS[entry.plan]
-    problem = plans.problem(spec.model.name, operator, target(target_name), plan, schedule.plan)
+    when = operator.routes[route].when
+    plan, problem = plans.of_route(spec.model.name, operator, target(target_name), route, schedule)
     prefix = f"{route}_" if len(spec.targets) == 1 else f"{target_name}_{route}_"
     names = {
         "B": "batch",
@@ -58,8 +57,8 @@ def text(spec: Spec, target_name: str, route: str, schedule: RouteSchedule, give
     return Text(
         name=route,
         target=target_name,
-        when=("seq_idx or cu_seqlens given and " if plan.packed else "") + entry.when,
-        condition=_condition(conditions.python(entry.when, names), operator, plan),
+        when=("seq_idx or cu_seqlens given and " if plan.packed else "") + when,
+        condition=_condition(conditions.python(when, names), operator, plan),
         function=f"_{prefix}route",
         definition=call(f"def _{prefix}route(", ["n_sms", *given, "out", "final_states"], "):"),
         stages=" -> ".join(stage.name for stage in plan.stages),

@@ -26,8 +26,8 @@ TEMPLATES = sorted((ROOT / "templates").rglob("*.jinja"))
 # what generates: no tensors, no compiler, no GPU, nothing that makes output differ from one machine to the next
 PURE = (
     *("errors", "paths", "naming", "targets", "located_yaml", "conditions", "spec", "lock", "plans", "host"),
-    *("host_checks", "render", "writing", "fileset", "generate", "repository", "new", "init", "cli"),
-    *("configs", "ops", "stages"),
+    *("host_checks", "limits", "routing", "render", "writing", "fileset", "generate", "repository", "new", "init"),
+    *("cli", "configs", "ops", "stages"),
 )
 NEVER_AT_IMPORT = ("torch", "cuda", "sympy", "numpy", "triton")
 # functions that take an operator's own arguments, in the order that mamba_ssm gives them
@@ -77,7 +77,8 @@ assert not (found := [name for name in {heavy} if name in sys.modules]), found
 
 def test_generation_knows_no_clock_and_no_environment() -> None:
     known = ("datetime", "getpass", "os.environ", "platform", "random", "socket", "time", "uuid")
-    pure = ("naming", "targets", "conditions", "spec", "lock", "plans", "host", "host_checks", "render", "generate")
+    pure = ("naming", "targets", "conditions", "spec", "lock", "plans", "limits", "routing", "host", "host_checks")
+    pure += ("render", "generate")
     for name in pure:
         tree = ast.parse((PACKAGE / f"{name}.py").read_text())
         assert not [n for n in _imports(tree) if n in known], name

@@ -214,9 +214,7 @@ def _allocator(made: Sequence[tuple[tuple[int, ...], Any]], device: Any) -> Call
 
     if _empty_strided is None or device.type != "cuda":
         return usual
-    laid_out = [
-        (shape, tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))), dtype) for shape, dtype in made
-    ]
+    laid_out = [(shape, _contiguous_strides(shape), dtype) for shape, dtype in made]
 
     def allocate() -> list[Any]:
         # it knows only the current device, and does not fill memory where torch was asked to

@@ -145,13 +145,12 @@ class Replay:
             # no strides or no storage: sparse tensors, functorch's and the like
             return self._forward(*given)
         key += (calls.integers(given), *_residues(pointers))
-        if any(tensor.is_neg() or tensor._is_zerotensor() for tensor in tensors):
-            # whose memory does not hold their values
+        if _is_watched() or (_is_grad_enabled() and _learns(tensors)) or any(map(_is_symbolic, tensors)):
             return self._forward(*given)
         program = threads.programs.get(key)
         if program is None:
             return self._record(key, given)
-        if type(program) is not Program or _is_watched() or (_is_grad_enabled() and _learns(tensors)):
+        if type(program) is not Program:
             return self._forward(*given)
         if TensorGuards is not None:
             threads.latest = _Latest(calls, given, program)
@@ -199,7 +198,7 @@ class Replay:
 
     def _record(self, key: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
         watched = self._launcher.watched
-        if watched.by is not None or _is_watched() or (_is_grad_enabled() and _learns(given)):
+        if watched.by is not None:
             return self._forward(*given)
         # an object of its own for every argument, so that one that is passed twice is not taken for one argument
         aliases = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
@@ -228,8 +227,13 @@ def _residues(pointers: list[int]) -> list[int]:
     return []
 
 
-def _learns(given: Sequence[Any]) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in given)
+def _learns(tensors: Sequence[Any]) -> bool:
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+def _is_symbolic(tensor: Any) -> bool:
+    """Whether its memory does not hold its values."""
+    return bool(tensor.is_neg() or tensor._is_zerotensor())
 
 
 def _is_watched() -> bool:

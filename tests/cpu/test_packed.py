@@ -28,7 +28,7 @@ BY_TOKEN = ("x", "dt", "B", "C", "z")
 
 
 @pytest.fixture(scope="module", params=[MODEL, SPLIT, HALVES], ids=["whole", "segments", "halves"])
-def both(request: pytest.FixtureRequest) -> ModuleType:
+def every(request: pytest.FixtureRequest) -> ModuleType:
     return interpreted(request.param.spec(), request.param.lock())
 
 
@@ -55,21 +55,21 @@ def _offsets(*values: int) -> Any:
 
 
 @pytest.mark.parametrize("start", range(0, TOKENS + 1, 9))
-def test_a_prompt_in_pieces_equals_the_whole(both: ModuleType, given: dict[str, Any], start: int) -> None:
+def test_a_prompt_in_pieces_equals_the_whole(every: ModuleType, given: dict[str, Any], start: int) -> None:
     """Every split point, nine to a test: the second piece starts from the first one's states."""
     expected = reference.mamba_chunk_scan_combined(**given)
     honest = tolerance.honest(**given, chunk=16, chunk_state=torch.bfloat16)
     for at in range(start, min(start + 9, TOKENS + 1)):
-        first, states = _scan(both, _part(given, slice(at)), return_final_states=True)
+        first, states = _scan(every, _part(given, slice(at)), return_final_states=True)
         rest = _part(given, slice(at, None)) | {"initial_states": states}
-        second, states = _scan(both, rest, return_final_states=True)
+        second, states = _scan(every, rest, return_final_states=True)
         assert tolerance.excess((torch.cat([first, second], 1), states), expected, honest) <= 1
         # the same piece as a sequence between two others, of which one is empty
         packed = {n: torch.cat([t[:, at:], t[:, :at]], 1) if n in BY_TOKEN else t for n, t in given.items()}
         packed["initial_states"] = torch.cat([rest["initial_states"], torch.ones_like(states), given["initial_states"]])
         n = TOKENS - at
         out, last, of_all = _scan(
-            both,
+            every,
             packed,
             cu_seqlens=_offsets(0, n, n, TOKENS),
             return_final_states=True,
@@ -83,7 +83,7 @@ def test_a_prompt_in_pieces_equals_the_whole(both: ModuleType, given: dict[str, 
 
 
 @pytest.mark.parametrize("how", ["cu_seqlens", "seq_idx"])
-def test_a_sequence_does_not_see_its_neighbours(both: ModuleType, given: dict[str, Any], how: str) -> None:
+def test_a_sequence_does_not_see_its_neighbours(every: ModuleType, given: dict[str, Any], how: str) -> None:
     """Whatever lies beside it, to the bit."""
     del given["initial_states"]
     cuts = (0, 5, 21, TOKENS)
@@ -91,7 +91,7 @@ def test_a_sequence_does_not_see_its_neighbours(both: ModuleType, given: dict[st
     for at in cuts[1:-1]:
         seq_idx[:, at:] += 1
     packed = dict(cu_seqlens=_offsets(*cuts)) if how == "cu_seqlens" else dict(seq_idx=seq_idx)
-    out = _scan(both, given, **packed)
+    out = _scan(every, given, **packed)
     for start, stop in itertools.pairwise(cuts):
         other = {n: t.clone() if n in BY_TOKEN else t for n, t in given.items()}
         for name in BY_TOKEN:
@@ -99,7 +99,7 @@ def test_a_sequence_does_not_see_its_neighbours(both: ModuleType, given: dict[st
             mask = torch.ones(TOKENS, dtype=torch.bool)
             mask[start:stop] = False
             other[name][:, mask] = noise[:, mask].to(other[name].dtype)
-        assert torch.equal(_scan(both, other, **packed)[:, start:stop], out[:, start:stop])
+        assert torch.equal(_scan(every, other, **packed)[:, start:stop], out[:, start:stop])
 
 
 def test_results(kernels: ModuleType, given: dict[str, Any]) -> None:
