@@ -1,0 +1,94 @@
+"""What a checker has to know of an operator: tensors, regimes, terms, an fp64 reference, limits, work.
+
+It runs no candidate, owns no buffer and holds no clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from random import Random
+
+    import torch
+    from torch import Tensor
+
+OperatorT = TypeVar("OperatorT")
+"""A model's entry for the operator in its spec: shape, dtypes, options."""
+CallT = TypeVar("CallT")
+"""What one call is given, as one frozen dataclass with `regime` and `seed` among its fields."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that a candidate fills: contiguous, owned by the caller."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of the recurrence, and the mutant that lacks it."""
+
+    name: str
+    mutant: str
+    """What the mutant does instead, as a reader of the certificate needs to know it."""
+    blind: Mapping[str, str] = field(default_factory=dict)
+    """Regimes in which no test can tell the mutant from the operator, with the mathematical reason."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call cannot do without: bytes of inputs read and outputs written once, and the cheapest known FLOPs."""
+
+    read: int
+    written: int
+    flops: int
+    matrix_dtype: torch.dtype
+    """In which the matrix products may run: its peak bounds `flops`."""
+
+
+class Contract(ABC, Generic[OperatorT, CallT]):
+    """One operator's contract. Tensors of a call go by the operator's own argument names, on one device."""
+
+    name: str
+    """As in `ssmgen.ops`."""
+    regimes: tuple[str, ...]
+    """By name; `mild` and `mixed_horizons` are among them."""
+    terms: tuple[Term, ...]
+    in_place: tuple[str, ...] = ()
+    """Inputs that the operator updates; every other input must be left as it was."""
+    baselines: tuple[str, ...]
+    """Implementations that a candidate is timed against, where they can be imported."""
+
+    @abstractmethod
+    def given(self, operator: OperatorT, call: CallT, device: str = "cpu") -> dict[str, Any]:
+        """Arguments of the call, tensors and scalars by name: the same values on every device for the same call."""
+
+    @abstractmethod
+    def outputs(self, operator: OperatorT, given: Mapping[str, Any]) -> dict[str, Output]:
+        """The tensors that a candidate fills for these arguments, beside what it updates in place."""
+
+    @abstractmethod
+    def reference(self, given: Mapping[str, Any], without: str = "") -> dict[str, Tensor]:
+        """Every output, and every input updated in place, in fp64; with `without` the mutant that lacks that term."""
+
+    @abstractmethod
+    def deviations(self, operator: OperatorT, given: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What the roundings of an honest evaluation do to each of `reference`'s values: standard deviations, fp64."""
+
+    @abstractmethod
+    def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor) -> float:
+        """How many times its limit the largest error of one output is: at most 1 where it passes; inf for a NaN."""
+
+    @abstractmethod
+    def draw(self, operator: OperatorT, random: Random) -> CallT:
+        """A call that no list has: any size, regime, layout and option that the operator takes."""
+
+    @abstractmethod
+    def work(self, operator: OperatorT, given: Mapping[str, Any]) -> Work:
+        """What the call cannot do without."""
