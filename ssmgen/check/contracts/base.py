@@ -62,12 +62,18 @@ class Contract(ABC, Generic[OperatorT, CallT]):
     terms: tuple[Term, ...]
     in_place: tuple[str, ...] = ()
     """Inputs that the operator updates; every other input must be left as it was."""
+    activations: tuple[str, ...]
+    """Inputs of which any element may be any number of their dtype's: where one that changed must show."""
     baselines: tuple[str, ...]
     """Implementations that a candidate is timed against, where they can be imported."""
 
     @abstractmethod
     def given(self, operator: OperatorT, call: CallT, device: str = "cpu") -> dict[str, Any]:
         """Arguments of the call, tensors and scalars by name: the same values on every device for the same call."""
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments, beside its outputs, of a candidate's `run`: by default those of the operator."""
+        return dict(given)
 
     @abstractmethod
     def outputs(self, operator: OperatorT, given: Mapping[str, Any]) -> dict[str, Output]:
