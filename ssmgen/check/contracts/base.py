@@ -87,6 +87,19 @@ class Contract(ABC, Generic[OperatorT, CallT]):
     def deviations(self, operator: OperatorT, given: Mapping[str, Any]) -> dict[str, Tensor]:
         """What the roundings of an honest evaluation do to each of `reference`'s values: standard deviations, fp64."""
 
+    def evaluation(self, operator: OperatorT, given: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(reference, deviations), by a faster way where there is one: for calls of which many are looked at."""
+        return self.reference(given), self.deviations(operator, given)
+
+    def fresh(self, given: Mapping[str, Any], generator: torch.Generator) -> dict[str, Any]:
+        """The call with other values of the same distribution, drawn where its tensors are: normal activations."""
+        values = dict(given)
+        for name in self.activations:
+            if (tensor := given.get(name)) is not None:
+                scale = tensor.float().square().mean().sqrt()
+                values[name] = tensor.float().normal_(generator=generator).mul_(scale).to(tensor.dtype)
+        return values
+
     @abstractmethod
     def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor) -> float:
         """How many times its limit the largest error of one output is: at most 1 where it passes; inf for a NaN."""

@@ -1,0 +1,259 @@
+"""The stage that times: pairs of fresh processes, incumbent and candidate by turns, every timed call looked at.
+
+    for each pair of processes:  A B B A, A B B A      each letter a block of batches, each batch calls in a row
+    one batch:                   values and places nobody has seen -> go -> done, by this process's clock -> right?
+
+The clock that decides runs here, from the word that starts a batch to the word that ends it; what events and a profiler
+in the candidate's process say is kept beside it. It judges no speed: `statistics` does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ssmgen.check import memory, verifying
+from ssmgen.check.memory import Call, Layout, Memory
+from ssmgen.check.process import Lost, Worker, Zygote
+from ssmgen.check.verdict import Finding, Stage
+from ssmgen.check.verifying import Numbers, Subject
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# empty batches by which the cost of starting and ending one is known
+_EMPTY = 9
+# calls of the batch by which a batch's length is chosen
+_FIRST = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is timed, and how: the process is what is repeated, a block what is interleaved."""
+
+    processes: int = 8
+    rounds: int = 2
+    """Of A B B A, in each pair of processes."""
+    batches: int = 3
+    """A block's."""
+    batch_us: float = 3000.0
+    """Microseconds that a batch takes at least, as long as its calls are not too many."""
+    calls: tuple[int, int] = (4, 64)
+    """Of a batch: at least, and at most."""
+    graph: bool = True
+    """Whether a batch is one CUDA graph; otherwise its calls are made one by one, and the host's time counts."""
+    cold_bytes: int = 128 << 20
+    """Bytes that a batch's calls hold at least, so that none finds its inputs in L2: twice the largest there is."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Microseconds a call, one number a batch."""
+
+    incumbent: tuple[float, ...]
+    candidate: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Of one side, microseconds a call: by the checker's clock, and as its process says, None where it is silent."""
+
+    wall_us: float
+    event_us: float | None
+    span_us: float | None
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass
+class Timed:
+    """What was measured."""
+
+    processes: list[list[Block]] = field(default_factory=list)
+    """Of each pair of processes its blocks."""
+    reported: dict[str, Reported] = field(default_factory=dict)
+    calls: int = 0
+    """In a batch."""
+    empty_us: float = 0.0
+    """What starting and ending a batch costs, and was taken off."""
+    numbers: Numbers = field(default_factory=Numbers)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def measure(zygote: Zygote, sides: tuple[Subject, Subject], call: Any, plan: Plan) -> Timed:
+    """Time (incumbent, candidate) on one call's shape; ends at the first finding, which is the candidate's.
+
+    Raises RuntimeError for what the incumbent does wrong: nothing can be compared with it.
+    """
+    timed = Timed()
+    base = sides[0].contract.given(sides[0].operator, call, sides[0].device)
+    for _ in range(plan.processes):
+        with _Pair(zygote, sides, base, plan) as pair:
+            try:
+                pair.begin(timed)
+                timed.processes.append([block for _ in range(plan.rounds) for block in pair.round(timed)])
+                if len(timed.processes) == plan.processes:
+                    timed.reported = pair.reported(timed)
+            except Lost as e:
+                pair.blame(e.finding)
+                timed.findings.append(e.finding)
+        if timed.findings:
+            break
+    return timed
+
+
+@dataclass
+class _Side:
+    """One process of a pair."""
+
+    subject: Subject
+    lent: Memory
+    worker: Worker
+    layout: Layout
+    walls: list[float] = field(default_factory=list)
+    events: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A call of a batch, and what it left."""
+
+    side: _Side
+    call: Call
+    results: Mapping[str, Tensor]
+
+
+class _Pair:
+    """A process of each side, and the values that both are given."""
+
+    def __init__(self, zygote: Zygote, sides: tuple[Subject, Subject], base: dict[str, Any], plan: Plan) -> None:
+        self._random = SystemRandom()
+        self._zygote = zygote
+        self._base, self._plan = base, plan
+        contract, operator = sides[0].contract, sides[0].operator
+        self._contract, self._operator = contract, operator
+        size = memory.size_of(base, contract.outputs(operator, base))
+        self._most = plan.calls[1]
+        self._least = max(plan.calls[0], -(-plan.cold_bytes // size) if sides[0].device == "cuda" else 0)
+        self._sides = [self._side(subject, size * max(self._most, self._least)) for subject in sides]
+        self._noise = torch.Generator(device=sides[0].device)
+        self._noise.manual_seed(self._random.getrandbits(62))
+        self._active = self._sides[0]
+
+    def _side(self, subject: Subject, size: int) -> _Side:
+        lent = subject.memory(size)
+        worker = self._zygote.fork(lent, subject.device)
+        return _Side(subject, lent, worker, Layout(lent, self._random))
+
+    def __enter__(self) -> _Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for side in self._sides:
+            side.worker.end()
+            self._zygote.reap(side.worker.process)
+            side.lent.close()
+
+    def blame(self, finding: Finding) -> None:
+        """RuntimeError, if it is the incumbent's."""
+        if self._active is self._sides[0]:
+            raise RuntimeError(f"the incumbent is not what can be compared with: {finding}")
+
+    def begin(self, timed: Timed) -> None:
+        """Open both, and learn how many calls a batch has and what an empty one costs."""
+        for side in self._sides:
+            self._active = side
+            side.worker.ready()
+            side.worker.open(side.subject.package)
+            # kernels are loaded by a first call, which no graph may do
+            self._judge(self._batch(side, [self._fresh()], timed, graph=False), timed)
+            side.worker.watch()
+        self._active = self._sides[0]
+        empty = [side.worker.batch([], False)[0] for side in self._sides for _ in range(_EMPTY)]
+        timed.empty_us = statistics.median(empty)
+        if not timed.calls:
+            first = [self._fresh() for _ in range(_FIRST)]
+            self._judge(self._batch(self._sides[0], first, timed, self._plan.graph), timed)
+            count = round(self._plan.batch_us / max(self._sides[0].walls[-1], 0.01))
+            timed.calls = max(self._least, min(count, self._most))
+        for side in self._sides:
+            side.walls.clear()
+            side.events.clear()
+
+    def round(self, timed: Timed) -> Iterator[Block]:
+        """A B, then B A."""
+        for order in ((0, 1), (1, 0)):
+            given = [[self._fresh() for _ in range(timed.calls)] for _ in range(self._plan.batches)]
+            walls: dict[int, list[float]] = {}
+            ran: list[_Ran] = []
+            for which in order:
+                side = self._active = self._sides[which]
+                before = len(side.walls)
+                for values in given:
+                    ran += self._batch(side, values, timed, self._plan.graph)
+                walls[which] = side.walls[before:]
+            self._judge(ran, timed)
+            yield Block(tuple(walls[0]), tuple(walls[1]))
+
+    def reported(self, timed: Timed) -> dict[str, Reported]:
+        """What every timer says of each side, in this pair."""
+        found = {}
+        for name, side in zip(("incumbent", "candidate"), self._sides, strict=True):
+            self._active = side
+            said: dict[str, Any] = {}
+            if side.subject.device == "cuda":
+                side.layout.start()
+                placed = [self._placed(side, self._fresh()).placed for _ in range(timed.calls)]
+                said = side.worker.profile(placed, self._plan.graph)
+            span = said.get("span_us")
+            found[name] = Reported(
+                statistics.median(side.walls),
+                statistics.median(side.events) if side.events else None,
+                float(span) / timed.calls if isinstance(span, int | float) else None,
+                tuple(map(str, said.get("kernels", ()))),
+            )
+        return found
+
+    def _fresh(self) -> dict[str, Any]:
+        return self._contract.fresh(self._base, self._noise)
+
+    def _placed(self, side: _Side, given: Mapping[str, Any]) -> Call:
+        outputs = self._contract.outputs(self._operator, given)
+        call = side.layout.call(self._contract.arguments(given), outputs, self._contract.in_place)
+        return replace(call, given=given)
+
+    def _batch(self, side: _Side, given: Sequence[Mapping[str, Any]], timed: Timed, graph: bool) -> list[_Ran]:
+        side.layout.start()
+        calls = [self._placed(side, values) for values in given]
+        if side.subject.device == "cuda":
+            torch.cuda.synchronize()
+        taken, said = side.worker.batch([call.placed for call in calls], graph)
+        side.walls.append((taken - timed.empty_us) / len(calls))
+        if isinstance(said.get("event_us"), int | float):
+            side.events.append(float(said["event_us"]) / len(calls))
+        ran = []
+        for number, call in enumerate(calls):
+            results = side.layout.read(call)
+            for finding in verifying.misdeeds(side.layout, call):
+                where = f"{finding.where} (call {number} of a timed batch)".strip()
+                raise Lost(replace(finding, stage=Stage.TIMING, where=where))
+            ran.append(_Ran(side, call, results))
+        side.worker.watch()
+        return ran
+
+    def _judge(self, ran: Sequence[_Ran], timed: Timed) -> None:
+        """Lost for the first result that is wrong; the same values are evaluated once for both sides."""
+        by_values = sorted(ran, key=lambda each: id(each.call.given))
+        for _, same in itertools.groupby(by_values, key=lambda each: id(each.call.given)):
+            expected = None
+            for each in same:
+                expected = expected or verifying.expect(self._contract, self._operator, each.call.given)
+                timed.numbers.calls += 1
+                self._active = each.side
+                for finding in verifying.judge(self._contract, expected, each.results, timed.numbers):
+                    raise Lost(replace(finding, stage=Stage.TIMING, where=f"{finding.where} (a timed call)"))
