@@ -40,11 +40,11 @@ ELEMENT = 8.0
 # fp32's own: sums of a few hundred terms, exponentials of sums
 FLOOR = 2e-5
 
-_FP32 = 2.0**-24
-_UNDERFLOW = 2.0**-126  # fp32's smallest normal: what a state decays to below it is lost
+FP32 = 2.0**-24
+UNDERFLOW = 2.0**-126  # fp32's smallest normal: what a state decays to below it is lost
 # unit roundoffs: of what a matrix product reads, and of what is stored
 _OPERAND = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-11}
-_STORED = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+STORED = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 # the kernels' own bound on one token's log2 decay
 _MAX_LOG2_DECAY = 126.0
 
@@ -146,7 +146,7 @@ def _finished(y: _Value, x: Tensor, D: Tensor | None, z: Tensor | None) -> _Valu
         mean = mean + x.double() * (D.double()[:, None] if D.dim() == 1 else D.double())
     if z is not None:
         mean, variance = mean * silu(z), variance * silu(z) ** 2
-    last = (_STORED[x.dtype] * mean.abs().clamp(min=torch.finfo(x.dtype).tiny)) ** 2 / 3
+    last = (STORED[x.dtype] * mean.abs().clamp(min=torch.finfo(x.dtype).tiny)) ** 2 / 3
     return _Value(mean, variance + last)
 
 
@@ -193,7 +193,7 @@ class _Chunk:
 def _roundings(x: torch.dtype, stored: torch.dtype) -> _Roundings:
     operand = _OPERAND[x] ** 2 / 3
     cast = operand if x == torch.float32 else 0.0
-    kept = operand if stored == torch.float32 else max(operand, _STORED[stored] ** 2 / 3)
+    kept = operand if stored == torch.float32 else max(operand, STORED[stored] ** 2 / 3)
     return _Roundings(x, operand, cast, kept + cast)
 
 
@@ -227,14 +227,14 @@ def _state(p: _Chunk, h: _Value, r: _Roundings) -> _Value:
     weighted = p.b * (torch.exp(p.log[..., -1:] - p.log) * p.step)[..., None]
     spread = r.operand + r.cast + p.lost[..., None] ** 2 + p.lost[..., -1:, None] ** 2
     variance = last**2 * (h.variance + h.mean**2 * p.lost[..., -1, None, None] ** 2)
-    variance = variance + (p.x_operand**2).transpose(2, 3) @ (weighted**2 * spread) + _UNDERFLOW**2
+    variance = variance + (p.x_operand**2).transpose(2, 3) @ (weighted**2 * spread) + UNDERFLOW**2
     return _Value(last * h.mean + p.x_operand.transpose(2, 3) @ _rounded(weighted, r.dtype), variance)
 
 
 def _exponent_loss(A: Tensor, step: Tensor) -> Tensor:  # noqa: N803
     """The relative error of a decay whose exponent is an fp32 running sum: (B, H, T of the chunk)."""
     log2 = (A.double().abs()[:, None] * step / math.log(2)).clamp(max=_MAX_LOG2_DECAY)
-    return 2 * _FP32 * math.log(2) * torch.cumsum(log2, dim=2) / math.sqrt(3)
+    return 2 * FP32 * math.log(2) * torch.cumsum(log2, dim=2) / math.sqrt(3)
 
 
 def _rounded(operand: Tensor, dtype: torch.dtype) -> Tensor:

@@ -125,6 +125,14 @@ REGIMES = tuple(_REGIMES)
 """Decays and time steps by name; `limited` and `no_step` limit nothing where a model takes no dt_limit."""
 
 
+def steps(
+    regime: str, shape: tuple[int, int, int], generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, tuple[float, float]]:
+    """dt' (B, T, H) before any limit, A (H,), and dt_limit, of a regime; `shape` is (B, T, H); fp64."""
+    drawn = _REGIMES[regime](_Draw(shape, generator))
+    return drawn.step, drawn.decay, drawn.limit
+
+
 def arguments(operator: Operator, call: Call, device: str = "cpu") -> dict[str, Any]:
     """Keyword arguments of mamba_chunk_scan_combined, but for chunk_size: those that the operator takes.
 
@@ -142,7 +150,7 @@ def arguments(operator: Operator, call: Call, device: str = "cpu") -> dict[str, 
 
     kind, step_kind, heads = getattr(torch, dtypes.x), getattr(torch, dtypes.dt), shape.heads
     bias = normal(heads) * 0.5 if chosen.dt_bias else torch.zeros(heads)
-    raw = _before_softplus(steps.step) if chosen.dt_softplus else steps.step
+    raw = before_softplus(steps.step) if chosen.dt_softplus else steps.step
     dense = {
         "x": normal(call.rows, call.tokens, heads, shape.head_dim).to(kind),
         "B": normal(call.rows, call.tokens, shape.groups, shape.state).to(kind),
@@ -208,7 +216,7 @@ def _offsets(draw: _Draw, cuts: str, tokens: int) -> list[int]:
     }[cuts]
 
 
-def _before_softplus(step: torch.Tensor) -> torch.Tensor:
+def before_softplus(step: torch.Tensor) -> torch.Tensor:
     """s with log(1 + e^s) = step; 0 becomes -200, whose softplus fp32 cannot tell from 0."""
     import torch
 

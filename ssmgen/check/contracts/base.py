@@ -52,6 +52,15 @@ class Work:
     """In which the matrix products may run: its peak bounds `flops`."""
 
 
+@dataclass(frozen=True)
+class Witness(Generic[OperatorT]):
+    """A call that a contract is certified on."""
+
+    name: str
+    operator: OperatorT
+    given: dict[str, Any]
+
+
 class Contract(ABC, Generic[OperatorT, CallT]):
     """One operator's contract. Tensors of a call go by the operator's own argument names, on one device."""
 
@@ -103,6 +112,14 @@ class Contract(ABC, Generic[OperatorT, CallT]):
     @abstractmethod
     def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor) -> float:
         """How many times its limit the largest error of one output is: at most 1 where it passes; inf for a NaN."""
+
+    @abstractmethod
+    def witnesses(self, regime: str, seed: int) -> list[Witness[OperatorT]]:
+        """Calls that between them show every term in a regime, as far as it can be seen there."""
+
+    @abstractmethod
+    def copies(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What a candidate that only copies its inputs gives: every one of `reference`'s tensors."""
 
     @abstractmethod
     def draw(self, operator: OperatorT, random: Random) -> CallT:

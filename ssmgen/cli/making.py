@@ -1,77 +1,26 @@
-"""The command line: one thin function a verb.
-
-Each verb calls one function of the module that does the work; nothing heavy is imported before it is needed.
-"""
+"""Verbs that write: specs, locks, kernels, cubins, bundles, a repository's files."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from ssmgen.errors import Interrupted, SsmgenError
+from ssmgen.cli.app import Jobs, Json, Output, Specs, Targets, app, example, print_json
 
 if TYPE_CHECKING:
     from ssmgen.fileset import Changes
     from ssmgen.repository import Check, Work
 
-
-class _Group(TyperGroup):
-    """Turns ssmgen's errors into one message and an exit code; a traceback means a defect of ssmgen's own."""
-
-    def make_context(self, *arguments: Any, **more: Any) -> Any:
-        with _told():
-            return super().make_context(*arguments, **more)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _told():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except SsmgenError as e:
-        sys.stdout.flush()
-        print(f"error: {e}", file=sys.stderr)
-        raise typer.Exit(e.exit_code) from None
-    except KeyboardInterrupt:
-        print(f"\nerror: {Interrupted()}", file=sys.stderr)
-        raise typer.Exit(Interrupted.exit_code) from None
-
-
-app = typer.Typer(
-    cls=_Group,
-    help="From a state-space model's config.json to specialised, committed, verified cuTile GPU kernels.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
 # of one file's diff, and of all: what is stale is usually stale everywhere, and a log should stay readable
 DIFF_LINES = 40
 ALL_DIFF_LINES = 200
 
-Specs = Annotated[list[str] | None, typer.Argument(metavar="SPEC", help="Names of specs, or paths; default: all.")]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Instead of the project's generated folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Targets = Annotated[list[str] | None, typer.Option("--target", help="Such as sm_90, or all; may be repeated.")]
-Jobs = Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Compilers at a time; default: one a CPU.")]
 
-
-def _example(text: str) -> str:
-    return f"Example: {text}"
-
-
-@app.command(epilog=_example("ssmgen new config.json --tp 2"))
+@app.command(epilog=example("ssmgen new config.json --tp 2"))
 def new(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="The model's own config.json.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The spec to write: specs/NAME.yaml.")] = None,
@@ -88,7 +37,7 @@ def new(
         print(line)
 
 
-@app.command(epilog=_example("ssmgen lock nemotron_h_8b"))
+@app.command(epilog=example("ssmgen lock nemotron_h_8b"))
 def lock(
     spec: Specs = None,
     rederive: Annotated[bool, typer.Option("--rederive", help="Derive anew what was derived; measured stays.")] = False,
@@ -100,7 +49,7 @@ def lock(
         print(line)
 
 
-@app.command(epilog=_example("ssmgen generate --check"))
+@app.command(epilog=example("ssmgen generate --check"))
 def generate(
     spec: Specs = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file differs.")] = False,
@@ -126,15 +75,9 @@ def _note(work: Work) -> None:
         print(f"note: {work.note}", file=sys.stderr)
 
 
-def _print_json(data: Any) -> None:
-    import json
-
-    print(json.dumps(data, indent=2))
-
-
 def _written(work: Work, changes: Changes, as_json: bool) -> None:
     if as_json:
-        _print_json({"root": str(work.root), **asdict(changes)})
+        print_json({"root": str(work.root), **asdict(changes)})
         return
     for path in changes.removed:
         print(f"removed {work.root / path}")
@@ -146,7 +89,7 @@ def _written(work: Work, changes: Changes, as_json: bool) -> None:
 def _report(report: Check, as_json: bool) -> None:
     if as_json:
         drifts = [asdict(drift) for drift in report.drifts]
-        _print_json({"clean": not drifts, "files": report.files, "drifts": drifts, "mend": report.mend or None})
+        print_json({"clean": not drifts, "files": report.files, "drifts": drifts, "mend": report.mend or None})
     else:
         _print_drifts(report)
 
@@ -170,7 +113,7 @@ def _print_drifts(report: Check) -> None:
     print(f"{report.root}: {counts}, of {report.files} files\nmend it with: {report.mend}")
 
 
-@app.command("compile", epilog=_example("ssmgen compile nemotron_h_8b --target sm_90 -o cubins.tar.xz"))
+@app.command("compile", epilog=example("ssmgen compile nemotron_h_8b --target sm_90 -o cubins.tar.xz"))
 def compile_(
     spec: Specs = None,
     target: Targets = None,
@@ -186,7 +129,7 @@ def compile_(
     _ended(work, build_view.run(work, build_view.Request(tuple(_targets(target)), output, jobs, as_json)))
 
 
-@app.command(epilog=_example("ssmgen bundle nemotron_h_8b -o nemotron_kernels-0.1.0-py3-none-any.whl"))
+@app.command(epilog=example("ssmgen bundle nemotron_h_8b -o nemotron_kernels-0.1.0-py3-none-any.whl"))
 def bundle(
     spec: Specs = None,
     target: Targets = None,
@@ -207,11 +150,11 @@ def bundle(
     pairs = [(each.spec, each.lock) for each in work.loaded]
     settings = Settings(jobs=jobs, progress=table.progress)
     made = bundling.run(pairs, _targets(target), output or bundling.DEFAULT, settings)
-    _print_json(asdict(made)) if as_json else print(made)
+    print_json(asdict(made)) if as_json else print(made)
     _note(work)
 
 
-@app.command(epilog=_example("ssmgen build nemotron_h_8b"))
+@app.command(epilog=example("ssmgen build nemotron_h_8b"))
 def build(spec: Specs = None, target: Targets = None, jobs: Jobs = None, as_json: Json = False) -> None:
     """Do it all: generate the kernels, compile them, run one call of each model, and say in one table what was done."""
     from ssmgen import build_view, repository
@@ -239,54 +182,7 @@ def _targets(given: list[str] | None) -> list[str]:
     return list(TARGETS) if given == ["all"] else [target(name).name for name in given or []]
 
 
-@app.command(epilog=_example("ssmgen verify nemotron_h_8b --examples 4"))
-def verify(  # noqa: PLR0913, PLR0917 - one option a parameter
-    spec: Specs = None,
-    device: Annotated[str, typer.Option(help="cpu: the interpreter; cuda: this GPU.")] = "cpu",
-    archive: Annotated[
-        Path | None, typer.Option(help="Launch the cubins of ssmgen compile; needs --device cuda.")
-    ] = None,
-    examples: Annotated[int, typer.Option(min=1, help="Calls a model.")] = 8,
-    seed: Annotated[int, typer.Option(help="Which calls are drawn.")] = 0,
-    problem: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE,…", help="These, instead of drawn ones.")
-    ] = None,
-    compiling: Annotated[bool, typer.Option("--compile/--no-compile", help="On the CPU, also compile.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Run drawn calls and compare with the fp64 recurrence: exit 1 where one is wrong or breaks a rule of cuTile.
-
-    A --problem that describes a model, and not only a call, needs no SPEC.
-    """
-    from ssmgen.verify import report
-
-    request = report.Request(tuple(spec or ()), device, archive, examples, seed, tuple(problem or ()), compiling)
-    rows = report.run(request)
-    if as_json:
-        _print_json([asdict(row) for row in rows])
-    else:
-        report.show(rows)
-    if any(row.failure for row in rows):
-        raise typer.Exit(1)
-
-
-@app.command(epilog=_example("ssmgen explain nemotron_h_8b"))
-def explain(spec: Annotated[str, typer.Argument(metavar="SPEC")], as_json: Json = False) -> None:
-    """Print what each stage costs, which route serves which shape, and why a schedule was refused."""
-    from ssmgen import explain as explaining
-    from ssmgen import repository
-
-    (loaded,) = repository.open_specs([spec]).loaded
-    report = explaining.explain(loaded.spec, loaded.lock)
-    if as_json:
-        _print_json(explaining.data(report))
-    else:
-        from ssmgen import explain_view, table
-
-        table.console().print(explain_view.view(report))
-
-
-@app.command(epilog=_example("ssmgen init"))
+@app.command(epilog=example("ssmgen init"))
 def init() -> None:
     """Prepare a git repository: [tool.ssmgen], specs/, a pre-commit hook and a CI workflow. Overwrites nothing."""
     from ssmgen import init as initialise
