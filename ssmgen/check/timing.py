@@ -85,19 +85,20 @@ class Timed:
     findings: list[Finding] = field(default_factory=list)
 
 
-def measure(zygote: Zygote, sides: tuple[Subject, Subject], call: Any, plan: Plan) -> Timed:
-    """Time (incumbent, candidate) on one call's shape; ends at the first finding, which is the candidate's.
+def measure(zygote: Zygote, sides: tuple[Subject, Subject], call: Any, plan: Plan, timed: Timed | None = None) -> Timed:
+    """Time (incumbent, candidate) on one call's shape, in more pairs of processes than `timed` has already.
 
-    Raises RuntimeError for what the incumbent does wrong: nothing can be compared with it.
+    It ends at the first finding, which is the candidate's. Raises RuntimeError for what the incumbent does wrong:
+    nothing can be compared with it.
     """
-    timed = Timed()
+    timed = timed or Timed()
     base = sides[0].contract.given(sides[0].operator, call, sides[0].device)
     for _ in range(plan.processes):
         with _Pair(zygote, sides, base, plan) as pair:
             try:
                 pair.begin(timed)
                 timed.processes.append([block for _ in range(plan.rounds) for block in pair.round(timed)])
-                if len(timed.processes) == plan.processes:
+                if not timed.reported:
                     timed.reported = pair.reported(timed)
             except Lost as e:
                 pair.blame(e.finding)

@@ -1,0 +1,228 @@
+"""The checker's one question: `compare(incumbent, candidate, problem) -> Verdict`.
+
+    contract -> static -> build -> verify -> time -> physics      the first stage with a finding ends it
+
+Everything that decides is in this process, and in none that a candidate runs in.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from typing import Any
+
+from ssmgen.check import physics, static, statistics, timers, timing, verifying
+from ssmgen.check.certificate import Certificate, certify
+from ssmgen.check.confinement import unreadable
+from ssmgen.check.contracts import CONTRACTS
+from ssmgen.check.contracts.base import Contract
+from ssmgen.check.process import Package, Zygote
+from ssmgen.check.statistics import Estimate
+from ssmgen.check.timing import Plan, Timed
+from ssmgen.check.verdict import Finding, Outcome, Stage, Verdict
+from ssmgen.check.verifying import Subject
+
+_CONFINED = "ran: privileges, files and descriptors taken away; no filter of system calls"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is compared: an operator of a model, the call that is timed, calls that must be right beside drawn ones."""
+
+    operator_name: str
+    operator: Any
+    """The operator's entry in a spec."""
+    timed: Any
+    listed: tuple[Any, ...] = ()
+    device: str = "cuda"
+    host_bound: bool = False
+    """Whether a call may be so short that the host's time is most of it."""
+
+    @property
+    def contract(self) -> Contract[Any, Any]:
+        return CONTRACTS[self.operator_name]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is tried. No setting loosens a limit."""
+
+    secret: int = 6
+    """Drawn calls."""
+    looks: tuple[int, ...] = (8, 4, 4)
+    """Pairs of processes that each look adds, while it cannot be told."""
+    plan: Plan = field(default_factory=Plan)
+    alpha: float = statistics.ALPHA
+    hardware: physics.Hardware | None = None
+    """What was measured on this machine; without it, what is known of its kind."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What this machine calls a difference between an implementation and itself, on a problem."""
+
+    noise: float
+    """As a log ratio."""
+    void: bool
+    estimate: Estimate
+
+
+def compare(
+    incumbent: Package,
+    candidate: Package,
+    problem: Problem,
+    settings: Settings | None = None,
+    floor: Floor | None = None,
+) -> Verdict:
+    """Whether `candidate` is right, and whether it is faster than `incumbent` on the problem's timed call.
+
+    `floor` is what `noise_floor` found on this machine, on this problem; without it there is the least floor there can
+    be, and a difference of that size may be the machine's. A candidate that is wrong, hangs, dies or cheats is
+    REJECTED, with the stage and the reason; one too fast to be believed is verified once more and QUARANTINED. Raises
+    RuntimeError where the incumbent is not right itself, or was measured to differ from itself.
+    """
+    if floor is not None and floor.void:
+        raise RuntimeError(f"the incumbent was measured to differ from itself: {floor.estimate}")
+    settings = settings or Settings()
+    case = _Case(problem, settings)
+    case.ran |= {"contract": "ran", "static": "ran"}
+    findings = [*_contract(problem.operator_name), *static.check(candidate.folder, incumbent.folder)]
+    if findings:
+        return case.rejected(findings[:1] if findings[0].stage == Stage.CONTRACT else findings)
+    case.ran["build"] = "ran: cubins" if candidate.archive else "ran: interpreted"
+    sides = (case.subject(incumbent), case.subject(candidate))
+    with Zygote() as zygote, unreadable():
+        findings, numbers = verifying.verify(zygote, sides[1], [problem.timed, *problem.listed], settings.secret)
+        case.ran |= {"isolation": _CONFINED, "verify": f"ran: {numbers.calls} calls"}
+        case.figures["excess"] = dict(numbers.excess)
+        if findings:
+            return case.rejected(findings)
+        return _timed(case, zygote, sides, floor.noise if floor else statistics.LEAST_FLOOR)
+
+
+@dataclass
+class _Case:
+    """A comparison as far as it has come."""
+
+    problem: Problem
+    settings: Settings
+    ran: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def subject(self, package: Package) -> Subject:
+        return Subject(self.problem.contract, self.problem.operator, package, self.problem.device)
+
+    def rejected(self, findings: Sequence[Finding]) -> Verdict:
+        return Verdict(Outcome.REJECTED, tuple(findings), ran=self.ran, figures=self.figures)
+
+
+def _timed(case: _Case, zygote: Zygote, sides: tuple[Subject, Subject], noise: float) -> Verdict:
+    """Look by look, until it can be told."""
+    settings, problem = case.settings, case.problem
+    timed, outcome = Timed(), Outcome.AMBG
+    looks = settings.looks
+    for look, more in enumerate(looks, 1):
+        plan = replace(settings.plan, processes=more)
+        timed = timing.measure(zygote, sides, problem.timed, plan, timed)
+        case.ran["timing"] = f"ran: {timed.numbers.calls} calls, in {2 * len(timed.processes)} processes"
+        if timed.findings:
+            return case.rejected(timed.findings)
+        if findings := list(_clocks(case, timed)):
+            return case.rejected(findings)
+        found = statistics.estimate(ratios(timed), statistics.spent(look, len(looks), settings.alpha))
+        outcome = statistics.decide(found, noise)
+        if outcome is not Outcome.AMBG:
+            break
+    case.figures |= conditions(problem.device) | _figures(timed, noise)
+    impossible, doubts = _physics(case, timed)
+    if impossible:
+        return case.rejected(impossible)
+    if doubts:
+        # as many calls again, in a process that has not been timed
+        again, _ = verifying.verify(zygote, sides[1], [problem.timed], 2 * settings.secret)
+        if again:
+            return case.rejected([*doubts, *again])
+        outcome = Outcome.QUARANTINED
+    return Verdict(outcome, tuple(doubts), found.ratio, found.interval, case.ran, case.figures)
+
+
+def _clocks(case: _Case, timed: Timed) -> Iterator[Finding]:
+    """Whether the candidate's timers agree with this process's."""
+    said = timed.reported["candidate"]
+
+    def of_batch(each: float | None) -> float | None:
+        return None if each is None else each * timed.calls
+
+    clocks = timers.Clocks(
+        said.wall_us * timed.calls, of_batch(said.event_us), of_batch(said.span_us), case.problem.host_bound
+    )
+    case.ran |= timers.ran(clocks, "torch.profiler, for CUPTI" if case.problem.device == "cuda" else "no GPU")
+    return timers.disagreements(clocks)
+
+
+def _physics(case: _Case, timed: Timed) -> tuple[list[Finding], list[Finding]]:
+    problem, said = case.problem, timed.reported
+    hardware = case.settings.hardware
+    if problem.device != "cuda" or hardware is None:
+        case.ran["physics"] = "not available: no GPU whose peaks are known"
+        return [], []
+    case.ran["physics"] = f"ran: {hardware.name}"
+    work = problem.contract.work(problem.operator, problem.contract.given(problem.operator, problem.timed))
+    claim = physics.Claim(said["candidate"].wall_us, incumbent_us=said["incumbent"].wall_us)
+    return list(physics.impossible(claim, work, hardware)), list(physics.suspicious(claim, work, hardware))
+
+
+def noise_floor(incumbent: Package, problem: Problem, settings: Settings | None = None) -> Floor:
+    """An A/A run: the incumbent against itself, as candidates are compared with it."""
+    settings = settings or Settings()
+    side = _Case(problem, settings).subject(incumbent)
+    plan = replace(settings.plan, processes=settings.looks[0])
+    with Zygote() as zygote, unreadable():
+        timed = timing.measure(zygote, (side, side), problem.timed, plan)
+    found = statistics.estimate(ratios(timed), settings.alpha)
+    return Floor(statistics.floor(found), statistics.voids(found), found)
+
+
+@functools.cache
+def _certificate(operator: str) -> Certificate:
+    return certify(CONTRACTS[operator])
+
+
+def _contract(operator: str) -> Iterator[Finding]:
+    for refusal in _certificate(operator).refusals:
+        yield Finding(Stage.CONTRACT, refusal)
+
+
+def ratios(timed: Timed) -> list[list[float]]:
+    """Log ratios by process and block."""
+    return [[statistics.block(b.incumbent, b.candidate) for b in blocks] for blocks in timed.processes]
+
+
+def conditions(device: str) -> dict[str, Any]:
+    """What every figure travels with."""
+    import torch
+
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in ("cuda-bindings", "cuda-tile", "ssmgen"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    if device != "cuda":
+        return {"device": "cpu, interpreted", "versions": versions}
+    return {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "versions": versions}
+
+
+def _figures(timed: Timed, noise: float) -> dict[str, Any]:
+    return {
+        "noise_floor": math.exp(noise) - 1,
+        "calls_in_a_batch": timed.calls,
+        "empty_batch_us": timed.empty_us,
+        "reported": {name: asdict(each) for name, each in timed.reported.items()},
+        "samples_us": [[asdict(block) for block in blocks] for blocks in timed.processes],
+        "excess_of_timed_calls": dict(timed.numbers.excess),
+    }
