@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ssmgen.check.contracts.base import Contract, Term, Witness
+from ssmgen.interpreter.launching import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +66,11 @@ class Certificate:
 
 def certify(contract: Contract[Any, Any]) -> Certificate:
     """Measure every margin of a contract; it is refused where one is missing, named by term and regime."""
+    with one_thread():
+        return _certificate(contract)
+
+
+def _certificate(contract: Contract[Any, Any]) -> Certificate:
     terms: list[Margin] = []
     trivial: list[Margin] = []
     refusals: list[str] = list(_outline(contract))

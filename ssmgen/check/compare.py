@@ -13,6 +13,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ssmgen.check import physics, static, statistics, timers, timing, verifying
@@ -88,7 +89,7 @@ def compare(
     if floor is not None and floor.void:
         raise RuntimeError(f"the incumbent was measured to differ from itself: {floor.estimate}")
     settings = settings or Settings()
-    case = _Case(problem, settings)
+    case = _Case(problem, settings, candidate.folder)
     case.ran |= {"contract": "ran", "static": "ran"}
     findings = [*_contract(problem.operator_name), *static.check(candidate.folder, incumbent.folder)]
     if findings:
@@ -110,6 +111,7 @@ class _Case:
 
     problem: Problem
     settings: Settings
+    candidate: Path
     ran: dict[str, str] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
 
@@ -160,8 +162,17 @@ def _clocks(case: _Case, timed: Timed) -> Iterator[Finding]:
     clocks = timers.Clocks(
         said.wall_us * timed.calls, of_batch(said.event_us), of_batch(said.span_us), case.problem.host_bound
     )
+    yield from _foreign(case, said.kernels)
     case.ran |= timers.ran(clocks, "torch.profiler, for CUPTI" if case.problem.device == "cuda" else "no GPU")
-    return timers.disagreements(clocks)
+    yield from timers.disagreements(clocks)
+
+
+def _foreign(case: _Case, kernels: Sequence[str]) -> Iterator[Finding]:
+    """Kernels on the GPU that are not the candidate's own."""
+    own = static.kernels(case.candidate)
+    for name in kernels:
+        if not any(each in name for each in own):
+            yield Finding(Stage.TIMING, f"{name[:80]} ran, a kernel that is not its own")
 
 
 def _physics(case: _Case, timed: Timed) -> tuple[list[Finding], list[Finding]]:
@@ -179,7 +190,7 @@ def _physics(case: _Case, timed: Timed) -> tuple[list[Finding], list[Finding]]:
 def noise_floor(incumbent: Package, problem: Problem, settings: Settings | None = None) -> Floor:
     """An A/A run: the incumbent against itself, as candidates are compared with it."""
     settings = settings or Settings()
-    side = _Case(problem, settings).subject(incumbent)
+    side = _Case(problem, settings, incumbent.folder).subject(incumbent)
     plan = replace(settings.plan, processes=settings.looks[0])
     with Zygote() as zygote, unreadable():
         timed = timing.measure(zygote, (side, side), problem.timed, plan)

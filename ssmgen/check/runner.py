@@ -141,6 +141,11 @@ class Batch:
 
     def reported(self) -> dict[str, Any]:
         """Microseconds between events around all of it."""
+        if self._cuda:
+            from ssmgen.check import gpu
+
+            if kept := gpu.persisting_bytes():
+                raise RuntimeError(f"{kept} bytes of L2 were set aside to persist")
         return {"event_us": self._marks[0].elapsed_time(self._marks[1]) * 1e3} if self._cuda else {}
 
 

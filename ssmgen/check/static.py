@@ -68,6 +68,13 @@ def check(folder: Path, incumbent: Path | None = None) -> tuple[Finding, ...]:
     return tuple(found)
 
 
+def kernels(folder: Path) -> set[str]:
+    """The names of a candidate's kernels."""
+    trees = [ast.parse(path.read_bytes()) for path in folder.rglob("*.py")]
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {each.name for each in functions if any("ct.kernel" in ast.unparse(d) for d in each.decorator_list)}
+
+
 def _file(path: Path, name: str, incumbent: Path | None) -> Iterator[Finding]:
     try:
         tree = ast.parse(path.read_bytes())

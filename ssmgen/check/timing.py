@@ -178,7 +178,7 @@ class _Pair:
         empty = [side.worker.batch([], False)[0] for side in self._sides for _ in range(_EMPTY)]
         timed.empty_us = statistics.median(empty)
         if not timed.calls:
-            first = [self._fresh() for _ in range(_FIRST)]
+            first = [self._fresh() for _ in range(min(_FIRST, self._most))]
             self._judge(self._batch(self._sides[0], first, timed, self._plan.graph), timed)
             count = round(self._plan.batch_us / max(self._sides[0].walls[-1], 0.01))
             timed.calls = max(self._least, min(count, self._most))

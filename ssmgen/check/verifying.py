@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _LATE = 0.05
 # how far one changed element goes, in root mean squares of its tensor: out of any tolerance
 _FAR = 16.0
+# of an output's root mean square, what may come out as 0; and of its elements, how many larger ones may
+_SMALL, _ZEROS = 1e-6, 1e-4
 # tries to find an element that matters
 _TRIES = 8
 
@@ -205,6 +207,19 @@ def judge(
         # a NaN is no error that is at most 1
         if not excess <= 1:
             yield Finding(Stage.VERIFY, f"its error is {excess:.3g} times its limit", name)
+        elif found := _zeros(value, expected.values[name]):
+            yield Finding(Stage.VERIFY, found, name)
+
+
+def _zeros(actual: Tensor, expected: Tensor) -> str | None:
+    """Exact zeros where none belongs: rounding gives hardly any, whatever the size of the others."""
+    if not actual.numel():
+        return None
+    least = max(torch.finfo(actual.dtype).tiny, _SMALL * float(expected.square().mean().sqrt()))
+    count = int(((actual == 0) & (expected.abs() > least)).count_nonzero())
+    if count <= _ZEROS * actual.numel() + 2:
+        return None
+    return f"{count} of {actual.numel()} elements are 0 and should be small: no rounding makes that"
 
 
 def _unwritten(where: Tensor) -> str | None:

@@ -1,0 +1,181 @@
+"""Every cheat is rejected at its stage with its reason, every control is accepted, and no cheat is a straw man."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ssmgen.check import static, verifying  # noqa: E402
+from ssmgen.check.compare import Problem, Settings, compare  # noqa: E402
+from ssmgen.check.confinement import unreadable  # noqa: E402
+from ssmgen.check.contracts.mamba_chunk_scan_combined import Forward  # noqa: E402
+from ssmgen.check.process import Package, Zygote  # noqa: E402
+from ssmgen.check.timing import Plan, measure  # noqa: E402
+from ssmgen.check.verdict import Outcome, Stage  # noqa: E402
+from ssmgen.check.verifying import Subject, verify  # noqa: E402
+from ssmgen.verify.problems import Call  # noqa: E402
+from tests.adversarial import CHEATS, CONTROLS, Candidate  # noqa: E402
+
+# nothing decays, and the row is long: what is lost at every chunk adds up
+LONG = Call(tokens=2500, regime="zero_decay", initial_states=True)
+SMALL = Plan(processes=1, rounds=2, batches=2, calls=(6, 6), graph=False)
+HERE = [c for c in CHEATS if not c.cuda]
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with Zygote() as started, unreadable():
+        yield started
+
+
+def subject(candidate: Candidate, folder: Path) -> Subject:
+    return Subject(Forward(), candidate.model.operator, Package(candidate.write(folder)))
+
+
+def incumbent(folder: Path) -> Path:
+    return CONTROLS[0].write(folder / "incumbent")
+
+
+def test_there_are_as_many_as_are_asked_for():
+    names = [c.name for c in (*CHEATS, *CONTROLS)]
+    assert len(set(names)) == len(names)
+    asked = {
+        *("stale_empty", "answer_thief", "alias_mutate", "ptr_cache", "content_cache", "call_counter", "side_stream"),
+        *("late_thread", "timer_forger", "bf16_state", "no_carry", "shape_bigot", "near_zero", "l2_squatter"),
+        "guard_breaker",
+    }
+    assert asked <= {c.name for c in CHEATS}
+    assert {c.name.partition("_")[0] for c in CONTROLS} == {"honest"}
+    assert len(CONTROLS) == 7
+
+
+@pytest.mark.parametrize("candidate", CHEATS, ids=lambda c: c.name)
+def test_what_the_text_gives_away(candidate, tmp_path):
+    findings = static.check(candidate.write(tmp_path), incumbent(tmp_path))
+    if candidate.static is None:
+        assert findings == ()
+    else:
+        assert any(candidate.static in f.what for f in findings), findings
+        assert all(f.stage == Stage.STATIC and ":" in f.where for f in findings)
+
+
+@pytest.mark.parametrize("candidate", [c for c in CONTROLS if c.model == CONTROLS[0].model], ids=lambda c: c.name)
+def test_the_text_of_a_control_is_allowed(candidate, tmp_path):
+    assert static.check(candidate.write(tmp_path), incumbent(tmp_path)) == ()
+
+
+@pytest.mark.parametrize("candidate", [c for c in HERE if c.stage != Stage.TIMING], ids=lambda c: c.name)
+def test_a_cheat_is_rejected_at_its_stage(candidate, zygote, tmp_path, monkeypatch):
+    """By the stage that runs it, which has not been told what its text gives away."""
+    monkeypatch.setattr("ssmgen.check.process.CALL", 5.0)
+    start = time.monotonic()
+    listed = [Call(tokens=33), LONG] if candidate.name.startswith("bf16") else [Call(tokens=33)]
+    findings, _ = verify(zygote, subject(candidate, tmp_path), listed, 5)
+    assert findings, f"{candidate.name} was accepted: it {candidate.does}"
+    assert {f.stage for f in findings} == {candidate.stage}, findings
+    assert any(candidate.reason in str(f) for f in findings), findings
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("candidate", [c for c in HERE if c.stage == Stage.TIMING], ids=lambda c: c.name)
+def test_a_cheat_is_rejected_while_it_is_timed(candidate, zygote, tmp_path):
+    cheat, honest = subject(candidate, tmp_path / "cheat"), subject(CONTROLS[0], tmp_path / "honest")
+    timed = measure(zygote, (honest, cheat), Call(tokens=33), SMALL)
+    assert {f.stage for f in timed.findings} == {Stage.TIMING}
+    assert any(candidate.reason in str(f) for f in timed.findings), timed.findings
+    # what is right for some calls has to be found out by those that are timed
+    assert timed.numbers.calls > 40
+
+
+@pytest.mark.parametrize("candidate", CONTROLS, ids=lambda c: c.name)
+def test_a_control_is_accepted(candidate, zygote, tmp_path):
+    # the interpreter takes long over many tokens one by one
+    listed = [Call(tokens=33), LONG] if candidate.name != "honest_recurrent" else [Call(tokens=33)]
+    findings, numbers = verify(zygote, subject(candidate, tmp_path), listed, 4)
+    assert findings == []
+    # each elsewhere, elsewhere once more, in the same place with other values, and with one changed
+    assert numbers.calls == 4 * (len(listed) + 4)
+    assert 0 < max(numbers.excess.values()) <= 1
+
+
+class _Careless:
+    """A checker that compares the first call with another implementation's, to a hundredth."""
+
+    def __init__(self, zygote: Zygote, folder: Path) -> None:
+        self._zygote, self._folder = zygote, folder
+
+    def accepts(self, candidate: Candidate) -> bool:
+        found = [self._results(each, self._folder / each.name) for each in (candidate, CONTROLS[0])]
+        return all(torch.allclose(*(f[n].float() for f in found), rtol=1e-2, atol=1e-2) for n in found[0])
+
+    def _results(self, candidate: Candidate, folder: Path):
+        tried = subject(candidate, folder)
+        contract = tried.contract
+        given = contract.given(tried.operator, Call(tokens=64, regime="mild"))
+        outputs = contract.outputs(tried.operator, given)
+        lent = tried.memory(verifying.memory.size_of(given, outputs))
+        worker = self._zygote.fork(lent, "cpu")
+        try:
+            worker.ready()
+            worker.open(tried.package)
+            layout = verifying.Layout(lent, verifying.SystemRandom())
+            call = layout.call(contract.arguments(given), outputs)
+            worker.call(call.placed)
+            return layout.read(call)
+        finally:
+            worker.end()
+            self._zygote.reap(worker.process)
+
+
+@pytest.mark.parametrize("name", [
+    "alias_mutate", "ptr_cache", "content_cache", "call_counter", "bf16_state", "shape_bigot", "near_zero",
+])  # fmt: skip
+def test_a_careless_checker_accepts_it(name, zygote, tmp_path):
+    """These are right, or nearly, where one looks once."""
+    (candidate,) = [c for c in CHEATS if c.name == name]
+    assert _Careless(zygote, tmp_path).accepts(candidate)
+
+
+def test_a_careless_checker_is_not_altogether_blind(zygote, tmp_path):
+    (candidate,) = [c for c in CHEATS if c.name == "no_carry"]
+    assert not _Careless(zygote, tmp_path).accepts(candidate)
+
+
+def question(candidate: Candidate, folder: Path):
+    problem = Problem("mamba_chunk_scan_combined", candidate.model.operator, Call(tokens=33), (LONG,), device="cpu")
+    settings = Settings(secret=1, looks=(2,), plan=Plan(rounds=1, batches=1, calls=(2, 2), graph=False))
+    before = Package(CONTROLS[0].write(folder / "incumbent"))
+    return compare(before, Package(candidate.write(folder / "candidate")), problem, settings)
+
+
+def test_the_whole_question_of_a_control(tmp_path):
+    verdict = question(CONTROLS[0], tmp_path)
+    assert verdict.accepted
+    assert verdict.outcome in (Outcome.SAME, Outcome.AMBG, Outcome.FAST, Outcome.SLOW)
+    assert verdict.interval[0] <= verdict.ratio <= verdict.interval[1]
+    assert verdict.ran["physics"].startswith("not available")
+    assert verdict.ran["kernel spans"] == "not available: no GPU"
+    assert verdict.ran["verify"] == "ran: 12 calls"
+    assert len(verdict.figures["samples_us"]) == 2
+    assert verdict.as_json()["outcome"] == verdict.outcome
+
+
+@pytest.mark.parametrize(("name", "stage"), [("ptr_cache", Stage.STATIC), ("no_carry", Stage.VERIFY)])
+def test_the_whole_question_of_a_cheat(name, stage, tmp_path):
+    (candidate,) = [c for c in CHEATS if c.name == name]
+    verdict = question(candidate, tmp_path)
+    assert verdict.outcome == Outcome.REJECTED
+    assert not verdict.accepted
+    assert verdict.findings[0].stage == stage
+    assert verdict.ratio is None
+
+
+def test_an_incumbent_that_is_wrong_is_no_measure(zygote, tmp_path):
+    (candidate,) = [c for c in CHEATS if c.name == "no_carry"]
+    wrong, right = subject(candidate, tmp_path / "a"), subject(CONTROLS[0], tmp_path / "b")
+    with pytest.raises(RuntimeError, match="the incumbent is not what can be compared with: timing: out"):
+        measure(zygote, (wrong, right), Call(tokens=33), SMALL)
