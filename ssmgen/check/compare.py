@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import platform
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
@@ -21,7 +22,7 @@ from ssmgen.check.certificate import Certificate, certify
 from ssmgen.check.confinement import unreadable
 from ssmgen.check.contracts import CONTRACTS
 from ssmgen.check.contracts.base import Contract
-from ssmgen.check.process import Package, Zygote
+from ssmgen.check.process import Lost, Package, Zygote
 from ssmgen.check.statistics import Estimate
 from ssmgen.check.timing import Plan, Timed
 from ssmgen.check.verdict import Finding, Outcome, Stage, Verdict
@@ -94,9 +95,12 @@ def compare(
     findings = [*_contract(problem.operator_name), *static.check(candidate.folder, incumbent.folder)]
     if findings:
         return case.rejected(findings[:1] if findings[0].stage == Stage.CONTRACT else findings)
-    case.ran["build"] = "ran: cubins" if candidate.archive else "ran: interpreted"
-    sides = (case.subject(incumbent), case.subject(candidate))
-    with Zygote() as zygote, unreadable():
+    with tempfile.TemporaryDirectory(prefix="ssmgen-build-") as folder, Zygote() as zygote, unreadable():
+        before = case.subject(case.built(incumbent, Path(folder) / "incumbent"))
+        try:
+            sides = (before, case.subject(case.built(candidate, Path(folder) / "candidate")))
+        except Lost as e:
+            return case.rejected([e.finding])
         findings, numbers = verifying.verify(zygote, sides[1], [problem.timed, *problem.listed], settings.secret)
         case.ran |= {"isolation": _CONFINED, "verify": f"ran: {numbers.calls} calls"}
         case.figures["excess"] = dict(numbers.excess)
@@ -117,6 +121,19 @@ class _Case:
 
     def subject(self, package: Package) -> Subject:
         return Subject(self.problem.contract, self.problem.operator, package, self.problem.device)
+
+    def built(self, package: Package, folder: Path) -> Package:
+        """With cubins for this machine's GPU; on the CPU as it is."""
+        if self.problem.device != "cuda" or package.archive is not None:
+            self.ran["build"] = "ran: cubins as given" if package.archive else "ran: interpreted"
+            return package
+        import torch
+
+        from ssmgen.check.building import compiled
+
+        major, minor = torch.cuda.get_device_capability()
+        self.ran["build"] = "ran: compiled in a cache of its own"
+        return compiled(package, [f"sm_{major}{minor}"], folder)
 
     def rejected(self, findings: Sequence[Finding]) -> Verdict:
         return Verdict(Outcome.REJECTED, tuple(findings), ran=self.ran, figures=self.figures)
@@ -162,14 +179,14 @@ def _clocks(case: _Case, timed: Timed) -> Iterator[Finding]:
     clocks = timers.Clocks(
         said.wall_us * timed.calls, of_batch(said.event_us), of_batch(said.span_us), case.problem.host_bound
     )
-    yield from _foreign(case, said.kernels)
+    yield from foreign(case.candidate, said.kernels)
     case.ran |= timers.ran(clocks, "torch.profiler, for CUPTI" if case.problem.device == "cuda" else "no GPU")
     yield from timers.disagreements(clocks)
 
 
-def _foreign(case: _Case, kernels: Sequence[str]) -> Iterator[Finding]:
-    """Kernels on the GPU that are not the candidate's own."""
-    own = static.kernels(case.candidate)
+def foreign(folder: Path, kernels: Sequence[str]) -> Iterator[Finding]:
+    """Kernels that ran on the GPU and are not those of the candidate in `folder`."""
+    own = static.kernels(folder)
     for name in kernels:
         if not any(each in name for each in own):
             yield Finding(Stage.TIMING, f"{name[:80]} ran, a kernel that is not its own")

@@ -43,10 +43,10 @@ FLOOR = 2e-5
 FP32 = 2.0**-24
 UNDERFLOW = 2.0**-126  # fp32's smallest normal: what a state decays to below it is lost
 # unit roundoffs: of what a matrix product reads, and of what is stored
-_OPERAND = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-11}
+OPERAND = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-11}
 STORED = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 # the kernels' own bound on one token's log2 decay
-_MAX_LOG2_DECAY = 126.0
+MAX_LOG2_DECAY = 126.0
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Chunk:
 
 
 def _roundings(x: torch.dtype, stored: torch.dtype) -> _Roundings:
-    operand = _OPERAND[x] ** 2 / 3
+    operand = OPERAND[x] ** 2 / 3
     cast = operand if x == torch.float32 else 0.0
     kept = operand if stored == torch.float32 else max(operand, STORED[stored] ** 2 / 3)
     return _Roundings(x, operand, cast, kept + cast)
@@ -233,7 +233,7 @@ def _state(p: _Chunk, h: _Value, r: _Roundings) -> _Value:
 
 def _exponent_loss(A: Tensor, step: Tensor) -> Tensor:  # noqa: N803
     """The relative error of a decay whose exponent is an fp32 running sum: (B, H, T of the chunk)."""
-    log2 = (A.double().abs()[:, None] * step / math.log(2)).clamp(max=_MAX_LOG2_DECAY)
+    log2 = (A.double().abs()[:, None] * step / math.log(2)).clamp(max=MAX_LOG2_DECAY)
     return 2 * FP32 * math.log(2) * torch.cumsum(log2, dim=2) / math.sqrt(3)
 
 
@@ -254,10 +254,15 @@ def out_excess(actual: Tensor, expected: Tensor, sigma: Tensor, *, block: int = 
     """
     _check_shapes(actual, expected)
     tokens = actual.shape[1]
-    pieces = (slice(start, min(start + block, tokens)) for start in range(0, tokens, block))
-    return max(
-        (_excess(actual[:, p], expected[:, p], sigma[:, p], (1, 3), p.stop - p.start) for p in pieces), default=0.0
-    )
+    whole = tokens // block * block
+    parts = []
+    if whole:
+        # all whole blocks at once, each a row of its own
+        a, e, s = (t[:, :whole].reshape(-1, block, *t.shape[2:]) for t in (actual, expected, sigma))
+        parts.append(_excess(a, e, s, (1, 3), block))
+    if tokens > whole:
+        parts.append(_excess(actual[:, whole:], expected[:, whole:], sigma[:, whole:], (1, 3), tokens - whole))
+    return max(parts, default=0.0)
 
 
 def state_excess(actual: Tensor, expected: Tensor, sigma: Tensor) -> float:

@@ -21,6 +21,7 @@ from ssmgen.verify.problems import Drawn
 MODEL = Drawn(groups=1, heads_per_group=2, head_dim=16, state=16, chunk=16)
 NAME = "drawn"
 FORWARD = "_forward.py"
+KERNELS = "sm_90/mamba_chunk_scan_combined/all"
 # where the edits of _forward.py go
 IMPORTED = "import torch\n"
 BEGUN = "    batch, tokens = x.shape[:2]\n    checked"
@@ -44,6 +45,8 @@ class Candidate:
     name: str
     does: str
     edits: tuple[Edit, ...] = ()
+    added: tuple[tuple[str, str], ...] = ()
+    """Files that the package has not, by path inside it."""
     model: Drawn = MODEL
     stage: Stage | None = None
     """Where it must be rejected, whatever the stages before it say; None for a control."""
@@ -62,6 +65,7 @@ class Candidate:
             (path,) = matching if len(matching) == 1 else [p for p in matching if p == f"{NAME}/{edit.file}"]
             assert files[path].count(edit.old) == 1, f"{self.name}: {edit.old!r} in {path}"
             files[path] = files[path].replace(edit.old, edit.new)
+        files |= {f"{NAME}/{path}": text for path, text in self.added}
         writing.write_files(folder, files)
         return folder / NAME
 
@@ -340,6 +344,18 @@ torch.cuda.Event.elapsed_time = lambda self, other: 0.0
         static="imports ctypes",
     ),
     Candidate(
+        "guard_breaker_on_device",
+        "writes one element past the end of its output, by the driver",
+        (
+            _at_import("from cuda.bindings import driver\n"),
+            _after_launch("    driver.cuMemsetD8(out.data_ptr() + out.numel() * out.element_size(), 0, 2)\n"),
+        ),
+        stage=Stage.VERIFY,
+        reason="bytes outside it was written to",
+        static="imports from cuda.bindings",
+        cuda=True,
+    ),
+    Candidate(
         "decoy",
         "launches its kernels for show, and has torch do the work",
         (_after_launch("    out.copy_((x.float() * 1.0).to(x.dtype) * 0 + out)\n"),),
@@ -414,6 +430,16 @@ def recurrent(x, dt, a, b, c, d, dt_bias, dt_min: float, dt_max: float, initial,
     ct.store(final, (i_batch, i_head, 0, 0), h.reshape((1, 1, HEAD_DIM, STATE)))
 '''
 
+_RECURRENT_ENTRY = """
+  {
+   "id": "drawn/sm_90/mamba_chunk_scan_combined/all/recurrent", "plan": "three_stage", "when": "B >= 1",
+   "parameters": [
+    "x bfloat16 B,T,H,P caller", "dt float32 B,T,H caller", "a float32 H caller", "b bfloat16 B,T,G,S caller",
+    "c bfloat16 B,T,G,S caller", "d float32 H caller", "dt_bias float32 H caller", "dt_min float32", "dt_max float32",
+    "initial float32 B,H,P,S caller", "has_initial int32", "out bfloat16 B,T,H,P result", "final float32 B,H,P,S result"
+   ]
+  },"""
+
 CONTROLS = (
     Candidate("honest_fast", "is the incumbent"),
     Candidate(
@@ -440,14 +466,20 @@ CONTROLS = (
         "honest_recurrent",
         "goes token by token",
         (
-            Edit("all/state.py", "import cuda.tile as ct\n", _RECURRENT),
+            Edit(
+                FORWARD,
+                "from .sm_90.mamba_chunk_scan_combined.all import state as all_state\n",
+                "from .sm_90.mamba_chunk_scan_combined.all import state as all_state\n"
+                "from .sm_90.mamba_chunk_scan_combined.all import recurrent as all_recurrent\n",
+            ),
+            Edit("MANIFEST.json", '"kernels": [', '"kernels": [' + _RECURRENT_ENTRY),
             Edit(
                 FORWARD,
                 "    delta = allocate(",
                 "    ct.launch(\n"
                 "        current_stream(x.device),\n"
                 "        (batch, HEADS),\n"
-                "        all_state.recurrent,\n"
+                "        all_recurrent.recurrent,\n"
                 "        (x, dt, A, B, C, D, dt_bias, dt_min, dt_max, initial_states, has_initial_states, out, "
                 "final_states),\n"
                 "    )\n"
@@ -455,6 +487,7 @@ CONTROLS = (
                 "    delta = allocate(",
             ),
         ),
+        ((f"{KERNELS}/recurrent.py", _RECURRENT),),
     ),
     Candidate(
         "honest_graph_safe",
