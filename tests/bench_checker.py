@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODEL, TOKENS = "nemotron_h_8b", 2048
+MODEL, TOKENS = "nemotron_h_8b", 4096
 LAUNCH = "    ct.launch(stream, ("
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     package = here.generated / MODEL
     operator = spec.load(here.specs / f"{MODEL}.yaml").operators.mamba_chunk_scan_combined
     problem = Problem("mamba_chunk_scan_combined", operator, Call(tokens=TOKENS))
-    plan = Plan(rounds=2, batches=3, batch_us=1000.0)
+    plan = Plan(rounds=2, batches=1, batch_us=2000.0)
     settings = Settings(secret=0, plan=plan, hardware=physics.known(torch.cuda.get_device_name()))
     kept: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {"same": [], "slower": []}
     kept["conditions"] = conditions("cuda") | {"problem": f"{MODEL}, batch 1, {TOKENS} tokens", "plan": repr(plan)}

@@ -9,6 +9,7 @@ import torch
 
 from ssmgen.reference import mamba_chunk_scan_combined as reference
 from ssmgen.reference import tolerance
+from ssmgen.reference.honest import honest_evaluation
 
 TENSORS = ("x", "dt", "A", "B", "C")
 NAMES = (
@@ -38,7 +39,7 @@ def exact(arguments):
 
 def rounded(arguments):
     """The exact scan, and a draw of the errors that the roundings at these dtypes explain."""
-    honest = tolerance.honest(**arguments)
+    honest = honest_evaluation(**arguments)
     sigmas = honest.out_sigma, honest.state_sigma
     return tuple(v + s * torch.randn_like(s) for v, s in zip(exact(arguments), sigmas, strict=True))
 
@@ -49,7 +50,7 @@ def checked(kernels):
     def scan(arguments):
         result = kernels.mamba_chunk_scan_combined(**arguments, chunk_size=8, return_final_states=True)
         assert result[1].dtype == torch.float32
-        assert tolerance.excess(result, exact(arguments), tolerance.honest(**arguments)) <= 1
+        assert tolerance.excess(result, exact(arguments), honest_evaluation(**arguments)) <= 1
         return result
 
     return operator(scan)

@@ -31,7 +31,10 @@ PURE = (
 )
 NEVER_AT_IMPORT = ("torch", "cuda", "sympy", "numpy", "triton")
 # functions that take an operator's own arguments, in the order that mamba_ssm gives them
-DROP_IN = ("mamba_chunk_scan_combined", "selective_state_update", "gated_delta_rule_packed_decode", "honest")
+DROP_IN = (
+    *("mamba_chunk_scan_combined", "selective_state_update", "gated_delta_rule_packed_decode", "honest_evaluation"),
+    "evaluate",
+)
 # functions of cuda.tile that the interpreter has under the same signature, and the options of a command
 GIVEN = ("load", "store", "atomic_cas", "verify")
 MAX_MODULE, MAX_TEMPLATE, MAX_FUNCTION, MAX_PARAMETERS = 300, 120, 60, 6

@@ -135,21 +135,25 @@ class Worker:
 
     def open(self, package: Package) -> None:
         """Import the candidate."""
-        archive = None if package.archive is None else str(package.archive)
-        self._order({"do": "open", "package": str(package.folder), "archive": archive}, Stage.BUILD)
+        # it has a folder of its own to be in
+        archive = None if package.archive is None else str(package.archive.resolve())
+        self._order({"do": "open", "package": str(package.folder.resolve()), "archive": archive}, Stage.BUILD)
         self.watch()
 
     def call(self, placed: Placed) -> None:
         """One call, which has returned and whose work on the current stream is done."""
         self._order({"do": "call", "call": placed.as_json()}, Stage.VERIFY)
 
-    def batch(self, calls: list[Placed], graph: bool) -> tuple[float, dict[str, Any]]:
-        """Microseconds of a batch by this process's clock, and what the candidate's process says of it."""
+    def arm(self, calls: list[Placed], graph: bool) -> None:
+        """Have it make a batch ready, whose inputs need not be there yet."""
         self._batches += 1
-        number = self._batches
         placed = [call.as_json() for call in calls]
-        order = {"do": "batch", "calls": placed, "graph": graph, "number": number}
+        order = {"do": "batch", "calls": placed, "graph": graph, "number": self._batches}
         self._order(order, Stage.TIMING, "armed")
+
+    def batch(self) -> tuple[float, dict[str, Any]]:
+        """Microseconds of the batch by this process's clock, and what the candidate's process says of it."""
+        number = self._batches
         deadline = time.monotonic() + CALL
         words, done = self._words, number
         start = time.perf_counter_ns()

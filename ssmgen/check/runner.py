@@ -16,9 +16,6 @@ from ssmgen.check.placement import Place, Placed, Run
 if TYPE_CHECKING:
     from torch import Tensor
 
-# bytes that are read before a batch: several times any GPU's L2
-_FLUSH = 256 << 20
-
 
 class Runner:
     """One candidate on one device, over one block of shared memory."""
@@ -32,11 +29,11 @@ class Runner:
 
             opened = gpu.opened(bytes.fromhex(memory["handle"]), memory["size"])
             self._view: Callable[[Place], Tensor] = lambda place: place.view(opened)
-            self._flush = torch.zeros(_FLUSH // 4, device="cuda")
             gpu.forget_persisting_lines()
             # whatever threads CUDA starts for a capture are there before the candidate is
+            something = torch.zeros(1, device="cuda")
             with torch.cuda.graph(torch.cuda.CUDAGraph()):
-                self._flush[:1].add_(0.0)
+                something.add_(0.0)
             torch.cuda.synchronize()
         else:
             self._view = _HostView(mmap.mmap(fds[0], memory["size"]))
@@ -58,7 +55,7 @@ class Runner:
         return {}
 
     def batch(self, order: Mapping[str, Any]) -> Batch:
-        """A batch, ready to start: L2 holds none of its inputs."""
+        """A batch, ready to start; its inputs may still change."""
         import torch
 
         calls = [Placed.from_json(call).arguments(self._view) for call in order["calls"]]
@@ -67,7 +64,6 @@ class Runner:
             from ssmgen.check import gpu
 
             gpu.forget_persisting_lines()
-            self._flush.sum()
             torch.cuda.synchronize()
         return batch
 
@@ -116,6 +112,8 @@ class Batch:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._one_by_one()
+            # the first launch of a graph uploads it
+            self._graph.replay()
 
     def start(self) -> None:
         """Run them, until the whole device is idle."""

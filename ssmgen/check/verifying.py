@@ -33,6 +33,8 @@ _LATE = 0.05
 _FAR = 16.0
 # of an output's root mean square, what may come out as 0; and of its elements, how many larger ones may
 _SMALL, _ZEROS = 1e-6, 1e-4
+# in which a call is given
+_FORMS = 4
 # tries to find an element that matters
 _TRIES = 8
 
@@ -57,6 +59,8 @@ class Numbers:
 
     excess: dict[str, float] = field(default_factory=dict)
     calls: int = 0
+    planned: int = 1
+    """How many will have been looked at in the end."""
 
     def note(self, name: str, excess: float) -> None:
         """One more."""
@@ -71,7 +75,7 @@ def verify(zygote: Zygote, subject: Subject, listed: list[Any], secret: int) -> 
     given = [subject.contract.given(subject.operator, call, subject.device) for call in calls]
     # a call, and once more elsewhere
     size = 2 * max(memory.size_of(g, subject.contract.outputs(subject.operator, g)) for g in given)
-    numbers = Numbers()
+    numbers = Numbers(planned=_FORMS * len(calls))
     lent = subject.memory(size)
     worker = zygote.fork(lent, subject.device)
     try:
@@ -161,8 +165,7 @@ class _Checker:
         """The same with one element of one tensor changed, so far that it must show."""
         contract, device = self.subject.contract, self.subject.device
         names = [n for n in contract.activations if isinstance(given.get(n), torch.Tensor) and given[n].numel()]
-        before = contract.reference(given)
-        limits = contract.deviations(self.subject.operator, given)
+        before, limits = contract.evaluation(self.subject.operator, given)
         for _ in range(_TRIES if names else 0):
             name = self.random.choice(names)
             tensor = given[name].clone(memory_format=torch.preserve_format)
@@ -170,7 +173,7 @@ class _Checker:
             far = _FAR * tensor.double().square().mean().sqrt() + 1.0
             tensor[at] = (tensor[at].double() + far * self.random.choice((-1, 1))).to(tensor.dtype)
             changed = {**given, name: tensor.to(device)}
-            after = contract.reference(changed)
+            after, _ = contract.evaluation(self.subject.operator, changed)
             if any(contract.excess(n, before[n], after[n], limits[n]) > 1 for n in after):
                 return changed
         return dict(given)
@@ -202,7 +205,7 @@ def judge(
 ) -> Iterator[Finding]:
     """What is wrong with the results of a call."""
     for name, value in results.items():
-        excess = contract.excess(name, value, expected.values[name], expected.deviations[name])
+        excess = contract.excess(name, value, expected.values[name], expected.deviations[name], numbers.planned)
         numbers.note(name, excess)
         # a NaN is no error that is at most 1
         if not excess <= 1:
@@ -228,6 +231,11 @@ def _unwritten(where: Tensor) -> str | None:
         return None
     first = tuple(where.nonzero()[0].tolist())
     return f"{count} of {where.numel()} elements were never written, the first at {first}"
+
+
+def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether all results are the same to the bit."""
+    return all(_same_bits(value, b[name]) for name, value in a.items())
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """mamba_chunk_scan_combined in fp64 for many tokens at once, with the deviations of an honest evaluation.
 
-The same values as the recurrence of `mamba_chunk_scan_combined`, and the same deviations as `tolerance.honest`, in
+The same values as the recurrence of `mamba_chunk_scan_combined`, and the same deviations as `honest`, in
 matrix products over all chunks of some heads: for whoever compares call after call on a GPU. It takes no packed
 sequences. Those two are what is to be believed where they differ; tests hold this one to them.
 
@@ -55,7 +55,7 @@ def evaluate(  # noqa: PLR0913 - the arguments of the operator it evaluates
     chunk: int = 64,
     chunk_state: torch.dtype | None = None,
 ) -> Evaluated:
-    """Values and deviations, on the device of x; arguments as the reference's and `tolerance.honest`'s."""
+    """Values and deviations, on the device of x; arguments as the reference's and `honest`'s."""
     heads, tokens = x.shape[2], x.shape[1]
     stored = chunk_state or (torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32)
     step = time_step(dt, dt_bias, dt_softplus, dt_limit)

@@ -16,7 +16,7 @@ from ssmgen.verify.problems import Call, Chunks
 if TYPE_CHECKING:
     import torch
 
-    from ssmgen.reference.tolerance import Honest
+    from ssmgen.reference.honest import Honest
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def honest(subject: Subject, given: Mapping[str, Any]) -> Honest:
     """What an honest evaluation makes of these arguments, with the deviations of its roundings."""
     import torch
 
-    from ssmgen.reference import tolerance
+    from ssmgen.reference.honest import honest_evaluation
 
     kept = getattr(torch, subject.operator.dtypes.chunk_state)
     packed = given.get("cu_seqlens") is not None or given.get("seq_idx") is not None
     chunk = subject.chunks.packed if packed else subject.chunks.unpacked
-    return tolerance.honest(**given, chunk=chunk, chunk_state=kept)
+    return honest_evaluation(**given, chunk=chunk, chunk_state=kept)
 
 
 def run(subject: Subject, call: Call) -> Result:

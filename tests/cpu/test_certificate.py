@@ -16,7 +16,8 @@ from ssmgen.check.certificate import MARGIN, certify  # noqa: E402
 from ssmgen.check.contracts import CONTRACTS  # noqa: E402
 from ssmgen.check.contracts import gated_delta_rule_packed_decode as gated_delta  # noqa: E402
 from ssmgen.check.contracts.base import Term  # noqa: E402
-from ssmgen.check.contracts.mamba_chunk_scan_combined import Forward, _without_carry, _without_reset  # noqa: E402
+from ssmgen.check.contracts.forward_mutants import _without_carry, _without_reset  # noqa: E402
+from ssmgen.check.contracts.mamba_chunk_scan_combined import Forward  # noqa: E402
 from ssmgen.check.contracts.selective_state_update import Update  # noqa: E402
 from ssmgen.verify.inputs import REGIMES  # noqa: E402
 
@@ -136,7 +137,7 @@ def test_a_contract_without_what_every_one_has_is_refused():
 @pytest.mark.parametrize("regime", REGIMES)
 def test_mutants_that_are_put_together_leave_out_nothing_else(regime, monkeypatch):
     """Cut nowhere, and reset everywhere, they are the reference itself."""
-    from ssmgen.check.contracts import mamba_chunk_scan_combined as module
+    from ssmgen.check.contracts import forward_mutants as module
 
     monkeypatch.setattr(module, "CHUNK", 10_000)
     contract = Forward()

@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ssmgen.reference import chunked, tolerance  # noqa: E402
+from ssmgen.reference import chunked  # noqa: E402
 from ssmgen.reference import mamba_chunk_scan_combined as reference  # noqa: E402
+from ssmgen.reference.honest import honest_evaluation  # noqa: E402
 from ssmgen.verify.inputs import REGIMES, arguments  # noqa: E402
 from ssmgen.verify.problems import Call, Drawn  # noqa: E402
 
@@ -30,7 +31,7 @@ def test_it_is_the_recurrence(regime, tokens, model):
         given = arguments(model.operator, call)
         kept = getattr(torch, model.operator.dtypes.chunk_state)
         out, state = reference.mamba_chunk_scan_combined(**given)
-        honest = tolerance.honest(**given, chunk_state=kept)
+        honest = honest_evaluation(**given, chunk_state=kept)
         made = chunked.evaluate(**given, chunk_state=kept)
         for token in range(0, tokens, 16):
             # by pieces: a quiet stretch must not hide behind a loud one

@@ -15,6 +15,7 @@ from ssmgen.interpreter.memory import Memory  # noqa: E402
 from ssmgen.loading import interpreted  # noqa: E402
 from ssmgen.reference import mamba_chunk_scan_combined as reference  # noqa: E402
 from ssmgen.reference import tolerance  # noqa: E402
+from ssmgen.reference.honest import honest_evaluation  # noqa: E402
 from ssmgen.verify.inputs import arguments  # noqa: E402
 from ssmgen.verify.problems import Call, Drawn  # noqa: E402
 
@@ -58,7 +59,7 @@ def _offsets(*values: int) -> Any:
 def test_a_prompt_in_pieces_equals_the_whole(every: ModuleType, given: dict[str, Any], start: int) -> None:
     """Every split point, nine to a test: the second piece starts from the first one's states."""
     expected = reference.mamba_chunk_scan_combined(**given)
-    honest = tolerance.honest(**given, chunk=16, chunk_state=torch.bfloat16)
+    honest = honest_evaluation(**given, chunk=16, chunk_state=torch.bfloat16)
     for at in range(start, min(start + 9, TOKENS + 1)):
         first, states = _scan(every, _part(given, slice(at)), return_final_states=True)
         rest = _part(given, slice(at, None)) | {"initial_states": states}

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from ssmgen.reference import mamba_chunk_scan_combined as reference  # noqa: E402
 from ssmgen.reference import tolerance  # noqa: E402
+from ssmgen.reference.honest import honest_evaluation  # noqa: E402
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -42,7 +43,7 @@ def test_the_deviations_are_those_of_an_honest_evaluation(dtype):
     # they come from squares of the same products, the errors from rounding: nothing but the maths makes them agree
     arguments = draw(dtype)
     expected, expected_state = reference.mamba_chunk_scan_combined(**arguments)
-    honest = tolerance.honest(**arguments)
+    honest = honest_evaluation(**arguments)
     assert 0.5 < rms(honest.out - expected) / rms(honest.out_sigma) < 1.05
     assert 0.5 < rms(honest.state - expected_state) / rms(honest.state_sigma) < 1.05
     for head in range(4):
@@ -56,7 +57,7 @@ def test_an_honest_evaluation_passes_whatever_the_draw(dtype, tokens, head_dim, 
     for seed in range(40):
         arguments = draw(dtype, tokens=tokens, head_dim=head_dim, state=state, seed=seed)
         expected, expected_state = reference.mamba_chunk_scan_combined(**arguments)
-        honest, other = tolerance.honest(**arguments), tolerance.honest(**arguments, chunk=32)
+        honest, other = honest_evaluation(**arguments), honest_evaluation(**arguments, chunk=32)
         assert tolerance.out_excess(other.out, expected, honest.out_sigma) <= 0.8
         assert tolerance.state_excess(other.state, expected_state, honest.state_sigma) <= 0.8
 
@@ -66,7 +67,7 @@ def test_an_honest_evaluation_passes_whatever_the_draw(dtype, tokens, head_dim, 
 def test_a_missing_term_is_far_beyond_the_limit(dtype, wrong):
     arguments = draw(dtype)
     expected, _ = reference.mamba_chunk_scan_combined(**arguments)
-    sigma = tolerance.honest(**arguments).out_sigma
+    sigma = honest_evaluation(**arguments).out_sigma
     change = {
         "decay": {"A": arguments["A"] * 0.9},
         "carry": {"initial_states": None},
@@ -82,7 +83,7 @@ def test_a_missing_term_is_far_beyond_the_limit(dtype, wrong):
 def test_operands_of_fewer_digits_than_the_dtype_has_do_not_pass():
     arguments = draw(torch.float32)
     expected, _ = reference.mamba_chunk_scan_combined(**arguments)
-    sigma = tolerance.honest(**arguments).out_sigma
+    sigma = honest_evaluation(**arguments).out_sigma
     coarse = {name: arguments[name].bfloat16().float() for name in ("x", "B", "C")}
     rounded, _ = reference.mamba_chunk_scan_combined(**(arguments | coarse))
     assert tolerance.out_excess(rounded, expected, sigma) > 1
@@ -91,7 +92,7 @@ def test_operands_of_fewer_digits_than_the_dtype_has_do_not_pass():
 def test_one_wrong_element_is_found():
     arguments = draw(torch.bfloat16)
     expected, _ = reference.mamba_chunk_scan_combined(**arguments)
-    honest = tolerance.honest(**arguments)
+    honest = honest_evaluation(**arguments)
     out = honest.out.clone()
     out[0, 70, 1, 3] += 20 * honest.out_sigma[0, 70, 1, 3]
     assert tolerance.out_excess(out, expected, honest.out_sigma) > 1
@@ -103,7 +104,7 @@ def test_nothing_may_differ_where_nothing_is_rounded():
     arguments = draw(torch.bfloat16) | {"D": None, "initial_states": None}
     arguments["x"] = torch.zeros_like(arguments["x"])
     expected, _ = reference.mamba_chunk_scan_combined(**arguments)
-    sigma = tolerance.honest(**arguments).out_sigma
+    sigma = honest_evaluation(**arguments).out_sigma
     assert tolerance.out_excess(expected, expected, sigma) == 0
     assert tolerance.out_excess(expected + 1e-41, expected, sigma) < 1
     assert tolerance.out_excess(expected + 1e-6, expected, sigma) > 1
@@ -112,7 +113,7 @@ def test_nothing_may_differ_where_nothing_is_rounded():
 def test_beyond_the_range_of_the_dtype_infinity_is_right():
     arguments = draw(torch.float16) | {"D": torch.tensor([1e6, 1.0, 1.0, 1.0])}
     expected, _ = reference.mamba_chunk_scan_combined(**arguments)
-    honest = tolerance.honest(**arguments)
+    honest = honest_evaluation(**arguments)
     out = honest.out.half()
     assert torch.isinf(out[:, :, 0]).any()
     assert tolerance.out_excess(out, expected, honest.out_sigma) <= 1
@@ -144,7 +145,7 @@ def test_a_state_below_what_fp32_holds_may_be_zero():
         arguments[name][:, 10:] = 0
     arguments["A"] = torch.full((4,), -20.0)
     expected = reference.mamba_chunk_scan_combined(**arguments)
-    honest = tolerance.honest(**arguments)
+    honest = honest_evaluation(**arguments)
     assert 0 < expected[1].abs().max() < 2**-126
     assert tolerance.excess((expected[0], torch.zeros_like(expected[1])), expected, honest) <= 1
     assert tolerance.state_excess(torch.full_like(expected[1], 1e-36), expected[1], honest.state_sigma) > 1
@@ -154,9 +155,9 @@ def test_a_state_below_what_fp32_holds_may_be_zero():
 def test_the_deviations_of_packed_gated_rows(dtype):
     arguments = packed(dtype)
     expected, expected_state = reference.mamba_chunk_scan_combined(**arguments)
-    honest = tolerance.honest(**arguments)
+    honest = honest_evaluation(**arguments)
     assert 0.5 < rms(honest.out - expected) / rms(honest.out_sigma) < 1.05
-    other = tolerance.honest(**arguments, chunk=32)
+    other = honest_evaluation(**arguments, chunk=32)
     assert tolerance.excess((other.out, other.state), (expected, expected_state), honest) <= 0.8
     # of an empty sequence nothing is rounded
     assert not honest.state_sigma[1].any()
@@ -169,7 +170,7 @@ def test_the_deviations_of_packed_gated_rows(dtype):
 def test_a_missing_term_of_packed_gated_rows_is_far_beyond_the_limit(dtype, wrong):
     arguments = packed(dtype)
     expected, _ = reference.mamba_chunk_scan_combined(**arguments)
-    sigma = tolerance.honest(**arguments).out_sigma
+    sigma = honest_evaluation(**arguments).out_sigma
     change = {
         "gate": {"z": arguments["z"].roll(1, 2)},
         "skip": {"D": arguments["D"].mean(1)},
@@ -185,10 +186,10 @@ def test_seq_idx_is_sequences_from_nothing():
     arguments = packed(torch.bfloat16)
     offsets = arguments["cu_seqlens"]
     del arguments["initial_states"]
-    by_offsets = tolerance.honest(**arguments)
+    by_offsets = honest_evaluation(**arguments)
     del arguments["cu_seqlens"]
     seq_idx = torch.arange(5).repeat_interleave(offsets.diff())[None]
-    by_index = tolerance.honest(**arguments, seq_idx=seq_idx)
+    by_index = honest_evaluation(**arguments, seq_idx=seq_idx)
     for name in ("out", "out_sigma"):
         assert torch.equal(getattr(by_offsets, name), getattr(by_index, name))
     for name in ("state", "state_sigma"):

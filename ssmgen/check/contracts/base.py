@@ -110,8 +110,11 @@ class Contract(ABC, Generic[OperatorT, CallT]):
         return values
 
     @abstractmethod
-    def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor) -> float:
-        """How many times its limit the largest error of one output is: at most 1 where it passes; inf for a NaN."""
+    def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor, among: int = 1) -> float:
+        """How many times its limit the largest error of one output is: at most 1 where it passes; inf for a NaN.
+
+        `among` is of how many such calls it is one: of many, the largest error of all is larger.
+        """
 
     @abstractmethod
     def witnesses(self, regime: str, seed: int) -> list[Witness[OperatorT]]:

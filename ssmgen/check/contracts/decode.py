@@ -75,12 +75,12 @@ def draw(random: Random) -> Call:
     return replace(call, regime=random.choice(REGIMES), seed=random.getrandbits(31))
 
 
-def pool_excess(actual: Tensor, expected: Tensor, deviation: Tensor) -> float:
+def pool_excess(actual: Tensor, expected: Tensor, deviation: Tensor, *, among: int = 1) -> float:
     """`tolerance.state_excess` of a pool (N, H, P, S); inf where a slot changed that no row has, its deviations 0."""
     untouched = deviation == 0
     if not torch.equal(actual.double()[untouched], expected[untouched]):
         return float("inf")
-    return tolerance.state_excess(actual, expected, deviation)
+    return tolerance.state_excess(actual, expected, deviation, among=among)
 
 
 def in_pool(slots: Tensor, rows: Tensor, pool: Tensor) -> Tensor:

@@ -103,9 +103,9 @@ class PackedDecode(Contract[Operator, Call]):
         out = torch.zeros_like(results["out"]).index_copy(0, p.rows, of_out[:, None])
         return {"out": out, "initial_state": decode.in_pool(p.used, of_state, given["initial_state"])}
 
-    def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor) -> float:
+    def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor, among: int = 1) -> float:
         measure = decode.pool_excess if name == "initial_state" else tolerance.out_excess
-        return measure(actual, expected, deviation)
+        return measure(actual, expected, deviation, among=among)
 
     def witnesses(self, regime: str, seed: int) -> list[Witness[Operator]]:
         found = []

@@ -1,15 +1,12 @@
 """The contract of mamba_chunk_scan_combined: calls as `ssmgen.verify` draws them, mutants of its recurrence.
 
-A mutant is the reference of another call: of one whose arguments were changed so that a term has no effect. The
-reference itself knows of no mutants.
+Its mutants are in `forward_mutants`.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -17,17 +14,14 @@ import torch
 from torch import Tensor
 
 from ssmgen.check.contracts.base import Contract, Output, Term, Witness, Work
+from ssmgen.check.contracts.forward_mutants import CHUNK, MUTANTS, Given, Results, scan
 from ssmgen.ops import mamba_chunk_scan_combined as mamba2
 from ssmgen.ops.base import Route
 from ssmgen.reference import chunked, tolerance
 from ssmgen.reference import mamba_chunk_scan_combined as reference
+from ssmgen.reference.honest import honest_evaluation
 from ssmgen.verify import inputs, problems
 from ssmgen.verify.problems import Call
-
-# tokens of the chunks that a mutant carries no state across, and that an honest evaluation has
-CHUNK = 64
-Given = Mapping[str, Any]
-Results = dict[str, Tensor]
 
 # longer than two chunks, no multiple of one, and of every option something
 _TOKENS = 150
@@ -99,11 +93,11 @@ class Forward(Contract[mamba2.Operator, Call]):
         return {"out": Output(tuple(x.shape), x.dtype), "final_states": Output(states, torch.float32)}
 
     def reference(self, given: Given, without: str = "") -> Results:
-        return _MUTANTS[without](given) if without else _scan(given)
+        return MUTANTS[without](given) if without else scan(given)
 
     def deviations(self, operator: mamba2.Operator, given: Given) -> Results:
         kept = getattr(torch, operator.dtypes.chunk_state)
-        honest = tolerance.honest(**given, chunk=CHUNK, chunk_state=kept)
+        honest = honest_evaluation(**given, chunk=CHUNK, chunk_state=kept)
         return {"out": honest.out_sigma, "final_states": honest.state_sigma}
 
     def evaluation(self, operator: mamba2.Operator, given: Given) -> tuple[Results, Results]:
@@ -116,9 +110,9 @@ class Forward(Contract[mamba2.Operator, Call]):
             {"out": made.out_sigma, "final_states": made.state_sigma},
         )
 
-    def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor) -> float:
+    def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor, among: int = 1) -> float:
         measure = tolerance.out_excess if name == "out" else tolerance.state_excess
-        return measure(actual, expected, deviation)
+        return measure(actual, expected, deviation, among=among)
 
     def fresh(self, given: Given, generator: torch.Generator) -> dict[str, Any]:
         values = super().fresh(given, generator)
@@ -142,7 +136,7 @@ class Forward(Contract[mamba2.Operator, Call]):
 
     def copies(self, given: Given) -> Results:
         states = given.get("initial_states")
-        empty = torch.zeros(_scan(given)["final_states"].shape, dtype=torch.float64)
+        empty = torch.zeros(scan(given)["final_states"].shape, dtype=torch.float64)
         return {"out": given["x"].double(), "final_states": empty if states is None else states.double()}
 
     def draw(self, operator: mamba2.Operator, random: Random) -> Call:
@@ -162,11 +156,6 @@ class Forward(Contract[mamba2.Operator, Call]):
         return Work(read, written, chunked, getattr(torch, operator.dtypes.x))
 
 
-def _scan(given: Given) -> Results:
-    out, states = reference.mamba_chunk_scan_combined(**given)
-    return {"out": out, "final_states": states}
-
-
 def _entries(given: Given) -> int:
     offsets = given.get("cu_seqlens")
     return int(given["x"].shape[0]) if offsets is None else int(offsets.shape[0]) - 1
@@ -175,129 +164,3 @@ def _entries(given: Given) -> int:
 def _bytes(tensor: Tensor) -> int:
     """Of its elements, each once, wherever they lie."""
     return int(tensor.numel() * tensor.element_size())
-
-
-def _changed(**changes: Callable[[Given], Any]) -> Callable[[Given], Results]:
-    """The reference of a call with some arguments changed; None takes one away."""
-    return lambda given: _scan({**given, **{name: change(given) for name, change in changes.items()}})
-
-
-@dataclass(frozen=True)
-class _Sequence:
-    """Tokens [start, stop) of a row, and the state before them: of a packed row, or a row as a whole."""
-
-    given: Given
-    row: int
-    start: int
-    stop: int
-    h: Tensor
-
-    def scan(self, start: int, stop: int, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Output and final state of some of its tokens, from the state `h`."""
-        given, tokens = self.given, (slice(self.row, self.row + 1), slice(start, stop))
-        by_token = {name: given[name][tokens] for name in ("x", "dt", "B", "C", "z") if given.get(name) is not None}
-        rest = {name: given[name] for name in ("A", "D", "dt_bias", "dt_softplus", "dt_limit") if name in given}
-        results = _scan(rest | by_token | {"initial_states": h[None]})
-        return results["out"][0], results["final_states"][0]
-
-
-def _sequences(given: Given) -> Iterator[_Sequence]:
-    """Row by row, in order."""
-    x, offsets, states = given["x"], given.get("cu_seqlens"), given.get("initial_states")
-    nothing = torch.zeros((x.shape[2], x.shape[3], given["B"].shape[3]), dtype=torch.float64)
-    for row in range(x.shape[0]):
-        if offsets is not None:
-            cuts = offsets.tolist()
-        else:
-            starts = reference.starts(x, given.get("seq_idx"), None)[row].nonzero()[:, 0].tolist()
-            cuts = [0, *starts, x.shape[1]]
-        for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
-            entry = number if offsets is not None else row
-            own = states is not None and (offsets is not None or number == 0)
-            yield _Sequence(given, row, start, stop, states[entry].double() if own and states is not None else nothing)
-
-
-def _by_entry(given: Given, states: list[Tensor]) -> Tensor:
-    """Final states as the operator returns them, from those of all sequences: of rows, the last one's."""
-    if given.get("cu_seqlens") is not None:
-        return torch.stack(states)
-    last = {sequence.row: state for sequence, state in zip(_sequences(given), states, strict=True)}
-    return torch.stack(list(last.values()))
-
-
-def _without_carry(given: Given) -> Results:
-    out, states = torch.zeros(given["x"].shape, dtype=torch.float64), []
-    for sequence in _sequences(given):
-        h = sequence.h
-        borders = [t for t in range(sequence.start + 1, sequence.stop) if t % CHUNK == 0]
-        for start, stop in itertools.pairwise([sequence.start, *borders, sequence.stop]):
-            entering = h if start == sequence.start else torch.zeros_like(h)
-            out[sequence.row, start:stop], h = sequence.scan(start, stop, entering)
-        states.append(h)
-    return {"out": out, "final_states": _by_entry(given, states)}
-
-
-def _without_last_chunk(given: Given) -> Results:
-    states = []
-    for sequence in _sequences(given):
-        stop = max(sequence.start, (sequence.stop - 1) // CHUNK * CHUNK)
-        states.append(sequence.scan(sequence.start, stop, sequence.h)[1])
-    return _scan(given) | {"final_states": _by_entry(given, states)}
-
-
-def _without_reset(given: Given) -> Results:
-    out, states = torch.zeros(given["x"].shape, dtype=torch.float64), []
-    row, h = -1, torch.empty(0)
-    for sequence in _sequences(given):
-        h = h if sequence.row == row else sequence.h
-        row, tokens = sequence.row, slice(sequence.start, sequence.stop)
-        out[row, tokens], h = sequence.scan(sequence.start, sequence.stop, h)
-        states.append(h)
-    return {"out": out, "final_states": _by_entry(given, states)}
-
-
-def _without_own_initial_states(given: Given) -> Results:
-    states = given.get("initial_states")
-    return _scan(given if states is None else {**given, "initial_states": states[:1].expand_as(states)})
-
-
-def _without_empty_sequences(given: Given) -> Results:
-    results = _scan(given)
-    if given.get("cu_seqlens") is not None:
-        results["final_states"] = results["final_states"] * (given["cu_seqlens"].diff() > 0)[:, None, None, None]
-    return results
-
-
-def _other_groups(name: str) -> Callable[[Given], Tensor]:
-    def change(given: Given) -> Tensor:
-        heads, groups = given["x"].shape[2], given[name].shape[2]
-        changed: Tensor = given[name][:, :, torch.arange(heads, device=given[name].device) % groups]
-        return changed
-
-    return change
-
-
-def _relu(given: Given) -> Tensor:
-    # max(s, 0) with s before softplus: the clamp of dt_limit would take it for a step that is too small
-    dt = given["dt"].double() + (0.0 if given.get("dt_bias") is None else given["dt_bias"].double())
-    changed: Tensor = dt.clamp(min=0.0)
-    return changed
-
-
-_MUTANTS: dict[str, Callable[[Given], Results]] = {
-    "decay": _changed(A=lambda given: given["A"] * 0.0),
-    "carry": _without_carry,
-    "input": _changed(B=lambda given: given["B"] * 0.0),
-    "D": _changed(D=lambda _: None),
-    "z": _changed(z=lambda _: None),
-    "dt_bias": _changed(dt_bias=lambda _: None),
-    "dt_softplus": _changed(dt=_relu, dt_bias=lambda _: None, dt_softplus=lambda _: False),
-    "dt_limit": _changed(dt_limit=lambda _: (0.0, math.inf)),
-    "initial_states": _changed(initial_states=lambda _: None),
-    "final_states": lambda given: _scan(given) | {"final_states": _scan(given)["final_states"] * 0.0},
-    "last_chunk": _without_last_chunk,
-    "groups": _changed(B=_other_groups("B"), C=_other_groups("C")),
-    "reset": _without_reset,
-    "own_initial_states": _without_own_initial_states,
-    "empty_sequences": _without_empty_sequences,
-}

@@ -106,10 +106,10 @@ class Update(Contract[Operator, Call]):
         out = torch.zeros_like(results["out"]).index_copy(0, rows, of_out * gate[rows].abs())
         return {"out": out, "state": decode.in_pool(used, of_state, state)}
 
-    def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor) -> float:
+    def excess(self, name: str, actual: Tensor, expected: Tensor, deviation: Tensor, among: int = 1) -> float:
         if name == "state":
-            return decode.pool_excess(actual, expected, deviation)
-        return tolerance.out_excess(actual[:, None], expected[:, None], deviation[:, None])
+            return decode.pool_excess(actual, expected, deviation, among=among)
+        return tolerance.out_excess(actual[:, None], expected[:, None], deviation[:, None], among=among)
 
     def witnesses(self, regime: str, seed: int) -> list[Witness[Operator]]:
         found = []
