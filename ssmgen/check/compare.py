@@ -12,6 +12,7 @@ import math
 import platform
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -79,6 +80,7 @@ def compare(
     problem: Problem,
     settings: Settings | None = None,
     floor: Floor | None = None,
+    zygote: Zygote | None = None,
 ) -> Verdict:
     """Whether `candidate` is right, and whether it is faster than `incumbent` on the problem's timed call.
 
@@ -86,6 +88,8 @@ def compare(
     be, and a difference of that size may be the machine's. A candidate that is wrong, hangs, dies or cheats is
     REJECTED, with the stage and the reason; one too fast to be believed is verified once more and QUARANTINED. Raises
     RuntimeError where the incumbent is not right itself, or was measured to differ from itself.
+
+    Whoever compares many starts one `Zygote` for all: it takes as long as importing torch.
     """
     if floor is not None and floor.void:
         raise RuntimeError(f"the incumbent was measured to differ from itself: {floor.estimate}")
@@ -95,18 +99,18 @@ def compare(
     findings = [*_contract(problem.operator_name), *static.check(candidate.folder, incumbent.folder)]
     if findings:
         return case.rejected(findings[:1] if findings[0].stage == Stage.CONTRACT else findings)
-    with tempfile.TemporaryDirectory(prefix="ssmgen-build-") as folder, Zygote() as zygote, unreadable():
+    with tempfile.TemporaryDirectory(prefix="ssmgen-build-") as folder, _of(zygote) as started, unreadable():
         before = case.subject(case.built(incumbent, Path(folder) / "incumbent"))
         try:
             sides = (before, case.subject(case.built(candidate, Path(folder) / "candidate")))
         except Lost as e:
             return case.rejected([e.finding])
-        findings, numbers = verifying.verify(zygote, sides[1], [problem.timed, *problem.listed], settings.secret)
+        findings, numbers = verifying.verify(started, sides[1], [problem.timed, *problem.listed], settings.secret)
         case.ran |= {"isolation": _CONFINED, "verify": f"ran: {numbers.calls} calls"}
         case.figures["excess"] = dict(numbers.excess)
         if findings:
             return case.rejected(findings)
-        return _timed(case, zygote, sides, floor.noise if floor else statistics.LEAST_FLOOR)
+        return _timed(case, started, sides, floor.noise if floor else statistics.LEAST_FLOOR)
 
 
 @dataclass
@@ -204,15 +208,21 @@ def _physics(case: _Case, timed: Timed) -> tuple[list[Finding], list[Finding]]:
     return list(physics.impossible(claim, work, hardware)), list(physics.suspicious(claim, work, hardware))
 
 
-def noise_floor(incumbent: Package, problem: Problem, settings: Settings | None = None) -> Floor:
+def noise_floor(
+    incumbent: Package, problem: Problem, settings: Settings | None = None, zygote: Zygote | None = None
+) -> Floor:
     """An A/A run: the incumbent against itself, as candidates are compared with it."""
     settings = settings or Settings()
     side = _Case(problem, settings, incumbent.folder).subject(incumbent)
     plan = replace(settings.plan, processes=settings.looks[0])
-    with Zygote() as zygote, unreadable():
-        timed = timing.measure(zygote, (side, side), problem.timed, plan)
+    with _of(zygote) as started, unreadable():
+        timed = timing.measure(started, (side, side), problem.timed, plan)
     found = statistics.estimate(ratios(timed), settings.alpha)
     return Floor(statistics.floor(found), statistics.voids(found), found)
+
+
+def _of(given: Zygote | None) -> AbstractContextManager[Zygote]:
+    return Zygote() if given is None else nullcontext(given)
 
 
 @functools.cache

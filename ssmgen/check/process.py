@@ -27,7 +27,7 @@ from ssmgen.check import confinement
 from ssmgen.check.memory import Memory
 from ssmgen.check.placement import Placed
 from ssmgen.check.verdict import Finding, Stage
-from ssmgen.check.worker import DONE, GO, PAGE, WORD, receive, send
+from ssmgen.check.worker import AWAKE, DONE, GO, PAGE, WAKE, WORD, receive, send
 
 # seconds: to be there, CUDA's context and torch's import included; to do one thing; to stop
 START, CALL, STOP = 120.0, 60.0, 5.0
@@ -153,18 +153,22 @@ class Worker:
 
     def batch(self) -> tuple[float, dict[str, Any]]:
         """Microseconds of the batch by this process's clock, and what the candidate's process says of it."""
-        number = self._batches
-        deadline = time.monotonic() + CALL
-        words, done = self._words, number
+        self._until(WAKE, AWAKE)
         start = time.perf_counter_ns()
-        WORD.pack_into(words, GO, number)
-        spins = 0
-        while WORD.unpack_from(words, DONE)[0] != done:
-            spins += 1
-            if spins % _SPINS == 0 and (time.monotonic() > deadline or self._has_answered()):
-                break
+        self._until(GO, DONE)
         taken = (time.perf_counter_ns() - start) / 1e3
         return taken, self._answer(CALL, Stage.TIMING)
+
+    def _until(self, due: int, done: int) -> None:
+        """Write one word, and wait for the other, or for what means that it will not come."""
+        words, number = self._words, self._batches
+        deadline = time.monotonic() + CALL
+        WORD.pack_into(words, due, number)
+        spins = 0
+        while WORD.unpack_from(words, done)[0] != number:
+            spins += 1
+            if spins % _SPINS == 0 and (time.monotonic() > deadline or self._has_answered()):
+                return
 
     def profile(self, calls: list[Placed], graph: bool) -> dict[str, Any]:
         """What a profiler in the candidate's process says of a batch."""

@@ -115,6 +115,14 @@ class Batch:
             # the first launch of a graph uploads it
             self._graph.replay()
 
+    def wake(self) -> None:
+        """Have the GPU turn to this process: it may have been another's."""
+        import torch
+
+        if self._cuda:
+            self._marks[0].record()
+            torch.cuda.synchronize()
+
     def start(self) -> None:
         """Run them, until the whole device is idle."""
         import torch

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
@@ -51,8 +50,12 @@ class Plan:
     """Of a batch: at least, and at most."""
     graph: bool = True
     """Whether a batch is one CUDA graph; otherwise its calls are made one by one, and the host's time counts."""
+    profile: bool = True
+    """Whether a profiler also says how long the candidate's kernels take: some seconds."""
     cold_bytes: int = 128 << 20
     """Bytes that a batch's calls hold at least, so that none finds its inputs in L2: twice the largest there is."""
+    most_bytes: int = 3 << 30
+    """Bytes that they hold at most, unless the fewest calls need more: all processes have theirs at once."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,10 @@ def measure(zygote: Zygote, sides: tuple[Subject, Subject], call: Any, plan: Pla
     timed = timed or Timed()
     base = sides[0].contract.given(sides[0].operator, call, sides[0].device)
     timed.numbers.planned += 2 * plan.processes * 2 * plan.rounds * plan.batches * plan.calls[1]
-    with ExitStack() as started:
+    pairs: list[_Pair] = []
+    try:
         # all at once: they wait for the driver side by side, and then for their turn
-        pairs = [started.enter_context(_Pair(zygote, sides, base, plan)) for _ in range(plan.processes)]
+        pairs += [_Pair(zygote, sides, base, plan) for _ in range(plan.processes)]
         for step in (_Pair.ready, _Pair.run):
             for pair in pairs:
                 try:
@@ -108,6 +112,10 @@ def measure(zygote: Zygote, sides: tuple[Subject, Subject], call: Any, plan: Pla
                     pair.blame(e.finding)
                     timed.findings.append(e.finding)
                     return timed
+    finally:
+        for end in (_Pair.end, _Pair.reap):
+            for pair in pairs:
+                end(pair)
     return timed
 
 
@@ -142,8 +150,8 @@ class _Pair:
         contract, operator = sides[0].contract, sides[0].operator
         self._contract, self._operator = contract, operator
         size = memory.size_of(base, contract.outputs(operator, base))
-        self._most = plan.calls[1]
         self._least = max(plan.calls[0], -(-plan.cold_bytes // size) if sides[0].device == "cuda" else 0)
+        self._most = min(plan.calls[1], max(self._least, plan.most_bytes // size))
         self._sides = [self._side(subject, size * max(self._most, self._least)) for subject in sides]
         self._noise = torch.Generator(device=sides[0].device)
         self._noise.manual_seed(self._random.getrandbits(62))
@@ -155,12 +163,14 @@ class _Pair:
         worker = self._zygote.fork(lent, subject.device)
         return _Side(subject, lent, worker, Layout(lent, self._random))
 
-    def __enter__(self) -> _Pair:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Kill both."""
         for side in self._sides:
             side.worker.end()
+
+    def reap(self) -> None:
+        """Wait for them to have ended, and free what they were lent."""
+        for side in self._sides:
             self._zygote.reap(side.worker.process)
             side.lent.close()
 
@@ -194,6 +204,7 @@ class _Pair:
         empty = []
         for side in self._sides * _EMPTY:
             side.worker.arm([], False)
+            self._clear_caches()
             empty.append(side.worker.batch()[0])
         timed.empty_us = statistics.median(empty)
         if not timed.calls:
@@ -227,7 +238,7 @@ class _Pair:
             self._active = side
             said: dict[str, Any] = {}
             # of the incumbent nothing is to be found out
-            if side.subject.device == "cuda" and name == "candidate":
+            if side.subject.device == "cuda" and name == "candidate" and self._plan.profile:
                 side.layout.start()
                 placed = [self._placed(side, self._fresh()).placed for _ in range(timed.calls)]
                 self._clear_caches()

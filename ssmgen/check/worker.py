@@ -22,8 +22,8 @@ from typing import Any
 
 LENGTH = struct.Struct("<I")
 WORD = struct.Struct("<q")
-# bytes of the page through which batches are started, and where in it the two words are
-PAGE, GO, DONE = 4096, 0, 64
+# bytes of the page through which batches are started, and where in it the words are: a batch's number, once it is due
+PAGE, WAKE, AWAKE, GO, DONE = 4096, 0, 64, 128, 192
 _MOST_FDS = 4
 # of what a candidate raises, characters
 _SAID = 400
@@ -66,6 +66,10 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
+
+    # what every fork would import for itself; none of it asks for a GPU
+    import ssmgen.check.runner
+    import ssmgen.loading  # noqa: F401
 
     # one pool of threads less to fork in the midst of
     torch.set_num_threads(1)
@@ -114,10 +118,11 @@ def _obey(runner: Any, order: Mapping[str, Any], channel: socket.socket, words: 
         if order["do"] == "batch":
             batch = runner.batch(order)
             send(channel, {"status": "armed"})
-            while WORD.unpack_from(words, GO)[0] != order["number"]:
-                pass
-            batch.start()
-            WORD.pack_into(words, DONE, order["number"])
+            for due, act, done in ((WAKE, batch.wake, AWAKE), (GO, batch.start, DONE)):
+                while WORD.unpack_from(words, due)[0] != order["number"]:
+                    pass
+                act()
+                WORD.pack_into(words, done, order["number"])
             return {"status": "done", **batch.reported()}
         return {"status": "done", **getattr(runner, order["do"])(order)}
     except BaseException as e:
