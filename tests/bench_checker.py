@@ -42,7 +42,7 @@ def main() -> None:
     from ssmgen.check import physics
     from ssmgen.check.compare import Package, Problem, Settings, compare, conditions
     from ssmgen.check.process import Zygote
-    from ssmgen.check.timing import Plan
+    from ssmgen.check.samples import Plan
     from ssmgen.paths import project
     from ssmgen.verify.problems import Call
 
@@ -62,7 +62,7 @@ def main() -> None:
     operator = spec.load(here.specs / f"{MODEL}.yaml").operators.mamba_chunk_scan_combined
     problem = Problem("mamba_chunk_scan_combined", operator, Call(tokens=TOKENS))
     plan = Plan(rounds=2, batches=1, batch_us=2000.0)
-    settings = Settings(secret=0, plan=plan, hardware=physics.known(torch.cuda.get_device_name()))
+    settings = Settings(secret=0, looks=(8,), plan=plan, hardware=physics.known(torch.cuda.get_device_name()))
     kept: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {"same": [], "slower": []}
     kept["conditions"] = conditions("cuda") | {"problem": f"{MODEL}, batch 1, {TOKENS} tokens", "plan": repr(plan)}
     with tempfile.TemporaryDirectory() as folder, Zygote() as zygote:

@@ -24,8 +24,8 @@ from ssmgen.check.confinement import unreadable
 from ssmgen.check.contracts import CONTRACTS
 from ssmgen.check.contracts.base import Contract
 from ssmgen.check.process import Lost, Package, Zygote
+from ssmgen.check.samples import Plan, Timed
 from ssmgen.check.statistics import Estimate
-from ssmgen.check.timing import Plan, Timed
 from ssmgen.check.verdict import Finding, Outcome, Stage, Verdict
 from ssmgen.check.verifying import Subject
 

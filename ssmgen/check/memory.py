@@ -28,8 +28,8 @@ GUARD = 4096
 ALIGNMENT = 16
 # of how many alignments a buffer is moved, at most
 _SHIFTS = 256
-# bytes at a time that are compared
-_PART = 1 << 26
+# integers of an element's size
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Memory(Protocol):
@@ -117,12 +117,15 @@ class Layout:
         self._noise.manual_seed(self._random.getrandbits(62))
 
     def call(self, given: Mapping[str, Any], outputs: Mapping[str, Output], in_place: tuple[str, ...] = ()) -> Call:
-        """Lay out a call: tensors that share memory go on doing so, in its layout; outputs hold nothing but poison."""
+        """Lay out a call: outputs hold nothing but poison, and what is no tensor's nothing but noise."""
+        return self.fill(self.reserve(given, outputs, in_place), given)
+
+    def reserve(self, given: Mapping[str, Any], outputs: Mapping[str, Output], in_place: tuple[str, ...] = ()) -> Call:
+        """Places for a call, without its values: tensors that share memory go on doing so, in its layout."""
         start = self._at
         end = start + size_of(given, outputs)
         if end > self._data.shape[0]:
             raise ValueError(f"the call needs {end - start} bytes, {self._data.shape[0] - start} are left")
-        self._data[start:end].random_(0, 256, generator=self._noise)
         places: dict[str, Place] = {}
         tensors = _tensors(given)
         bases: dict[int, int] = {}
@@ -131,19 +134,30 @@ class Layout:
             tensor = tensors[name]
             stored = tensor.untyped_storage()
             if stored.data_ptr() not in bases:
-                bases[stored.data_ptr()] = base = self._reserve(stored.nbytes())
-                whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(stored)
-                self._data[base : base + stored.nbytes()].copy_(whole)
+                bases[stored.data_ptr()] = self._reserve(stored.nbytes())
             first = bases[stored.data_ptr()] + tensor.storage_offset() * tensor.element_size()
             places[name] = Place(first, tuple(tensor.shape), tensor.stride(), _name(tensor.dtype))
         for name, output in outputs.items():
             base = self._reserve(_bytes(output))
             places[name] = Place(base, output.shape, _contiguous(output.shape), _name(output.dtype))
-            self._poison(places[name])
         self._at = end
-        scalars = {name: value for name, value in given.items() if name not in tensors}
-        filled = (*outputs, *in_place)
-        return Call(Placed(places, scalars), given, filled, start, end, self._data[start:end].clone())
+        placed = Placed(places, _scalars(given))
+        return Call(placed, given, (*outputs, *in_place), start, end, self._data[:0])
+
+    def fill(self, call: Call, given: Mapping[str, Any]) -> Call:
+        """The call with values of the shapes and dtypes that it has places for; whatever was there is gone."""
+        data = self._data
+        data[call.start : call.stop].random_(0, 256, generator=self._noise)
+        for name, tensor in _tensors(given).items():
+            place = call.placed.tensors[name]
+            # an axis that repeats itself lies there once
+            once = tuple(slice(0, 1 if step == 0 else None) for step in place.strides)
+            place.view(data)[once].copy_(tensor[once])
+        for name in call.outputs:
+            if name not in given:
+                self._poison(call.placed.tensors[name])
+        placed = replace(call.placed, scalars=_scalars(given))
+        return replace(call, placed=placed, given=given, copy=data[call.start : call.stop].clone())
 
     def _reserve(self, size: int) -> int:
         base = _round(self._at) + GUARD + self._random.randrange(_SHIFTS) * ALIGNMENT
@@ -153,29 +167,13 @@ class Layout:
     def _poison(self, place: Place) -> None:
         """NaNs, no two calls alike: quiet ones of random payload and sign."""
         view = place.view(self._data)
-        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[view.element_size()]
         quiet = {
             torch.float16: 0x7E00,
             torch.bfloat16: 0x7FC0,
             torch.float32: 0x7FC00000,
             torch.float64: 0x7FF8000000000000,
         }
-        view.view(bits).bitwise_or_(quiet[view.dtype])
-
-    def again(self, call: Call, given: Mapping[str, Any]) -> Call:
-        """The call with other values where it lies, of the same shapes and dtypes; outputs poisoned anew."""
-        data = self._data
-        for name, tensor in _tensors(given).items():
-            call.placed.tensors[name].view(data).copy_(tensor)
-        for name in call.outputs:
-            if name not in given:
-                place = call.placed.tensors[name]
-                view = place.view(data)
-                view.copy_(torch.rand(view.shape, generator=self._noise, device=view.device))
-                self._poison(place)
-        scalars = {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
-        placed = replace(call.placed, scalars=scalars)
-        return replace(call, placed=placed, given=given, copy=data[call.start : call.stop].clone())
+        view.view(_BITS[view.element_size()]).bitwise_or_(quiet[view.dtype])
 
     def read(self, call: Call) -> dict[str, Tensor]:
         """Copies of what the call's outputs, and inputs updated in place, hold now."""
@@ -183,25 +181,32 @@ class Layout:
 
     def unwritten(self, call: Call, name: str) -> Tensor:
         """Where an output still holds the bits of its poison: of its shape, bool."""
-        place = call.placed.tensors[name]
-        bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[getattr(torch, place.dtype).itemsize]
-        before = Place(place.start - call.start, place.shape, place.strides, place.dtype).view(call.copy)
-        return place.view(self._data).view(bits) == before.view(bits)
+        return self._view(call, name) == self._before(call, name)
 
     def touched(self, call: Call) -> str | None:
         """What else differs from before the call: an input, or where beside a buffer; None where nothing does."""
         data = self._data[call.start : call.stop]
-        # outputs may differ: compared with themselves they do not
-        before = call.copy.clone()
-        for name in call.outputs:
-            place = call.placed.tensors[name]
-            here = Place(place.start - call.start, place.shape, place.strides, place.dtype)
-            here.view(before).copy_(place.view(self._data))
-        for at in range(0, len(data), _PART):
-            differs = data[at : at + _PART] != before[at : at + _PART]
-            if bool(differs.any()):
-                return self._whose(call, call.start + at + int(differs.nonzero()[0]))
-        return None
+        # outputs may differ: what they held is put back for as long as it takes to look
+        views = [(self._view(call, name), self._before(call, name)) for name in call.outputs]
+        written = [view.clone() for view, _ in views]
+        for view, before in views:
+            view.copy_(before)
+        same = torch.equal(data, call.copy)
+        first = -1 if same else int((data != call.copy).nonzero()[0])
+        for (view, _), value in zip(views, written, strict=True):
+            view.copy_(value)
+        return None if same else self._whose(call, call.start + first)
+
+    def _view(self, call: Call, name: str) -> Tensor:
+        """Its bits, as they are now."""
+        view = call.placed.tensors[name].view(self._data)
+        return view.view(_BITS[view.element_size()])
+
+    def _before(self, call: Call, name: str) -> Tensor:
+        """Its bits, as they were before the candidate ran."""
+        place = call.placed.tensors[name]
+        view = Place(place.start - call.start, place.shape, place.strides, place.dtype).view(call.copy)
+        return view.view(_BITS[view.element_size()])
 
     def _whose(self, call: Call, byte: int) -> str:
         for name, place in call.placed.tensors.items():
@@ -214,6 +219,10 @@ class Layout:
 
 def _tensors(given: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+
+
+def _scalars(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
 
 
 def _distance(byte: int, place: Place) -> int:

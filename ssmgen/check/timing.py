@@ -21,8 +21,9 @@ import torch
 from ssmgen.check import memory, verifying
 from ssmgen.check.memory import Call, Layout, Memory
 from ssmgen.check.process import Lost, Worker, Zygote
+from ssmgen.check.samples import Block, Plan, Reported, Timed
 from ssmgen.check.verdict import Finding, Stage
-from ssmgen.check.verifying import Numbers, Subject
+from ssmgen.check.verifying import Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,64 +32,10 @@ if TYPE_CHECKING:
 _COLD = 256 << 20
 # empty batches by which the cost of starting and ending one is known
 _EMPTY = 9
+# of calls whose results are the incumbent's to the bit, those that are also compared with fp64
+_EVALUATED = 1 / 3
 # calls of the batch by which a batch's length is chosen
 _FIRST = 4
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is timed, and how: the process is what is repeated, a block what is interleaved."""
-
-    processes: int = 8
-    rounds: int = 2
-    """Of A B B A, in each pair of processes."""
-    batches: int = 3
-    """A block's."""
-    batch_us: float = 3000.0
-    """Microseconds that a batch takes at least, as long as its calls are not too many."""
-    calls: tuple[int, int] = (4, 64)
-    """Of a batch: at least, and at most."""
-    graph: bool = True
-    """Whether a batch is one CUDA graph; otherwise its calls are made one by one, and the host's time counts."""
-    profile: bool = True
-    """Whether a profiler also says how long the candidate's kernels take: some seconds."""
-    cold_bytes: int = 128 << 20
-    """Bytes that a batch's calls hold at least, so that none finds its inputs in L2: twice the largest there is."""
-    most_bytes: int = 3 << 30
-    """Bytes that they hold at most, unless the fewest calls need more: all processes have theirs at once."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """Microseconds a call, one number a batch."""
-
-    incumbent: tuple[float, ...]
-    candidate: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Reported:
-    """Of one side, microseconds a call: by the checker's clock, and as its process says, None where it is silent."""
-
-    wall_us: float
-    event_us: float | None
-    span_us: float | None
-    kernels: tuple[str, ...] = ()
-
-
-@dataclass
-class Timed:
-    """What was measured."""
-
-    processes: list[list[Block]] = field(default_factory=list)
-    """Of each pair of processes its blocks."""
-    reported: dict[str, Reported] = field(default_factory=dict)
-    calls: int = 0
-    """In a batch."""
-    empty_us: float = 0.0
-    """What starting and ending a batch costs, and was taken off."""
-    numbers: Numbers = field(default_factory=Numbers)
-    findings: list[Finding] = field(default_factory=list)
 
 
 def measure(zygote: Zygote, sides: tuple[Subject, Subject], call: Any, plan: Plan, timed: Timed | None = None) -> Timed:
@@ -240,7 +187,8 @@ class _Pair:
             # of the incumbent nothing is to be found out
             if side.subject.device == "cuda" and name == "candidate" and self._plan.profile:
                 side.layout.start()
-                placed = [self._placed(side, self._fresh()).placed for _ in range(timed.calls)]
+                values = [self._fresh() for _ in range(timed.calls)]
+                placed = [self._given(side, self._reserved(side, each), each).placed for each in values]
                 self._clear_caches()
                 said = side.worker.profile(placed, self._plan.graph)
             span = said.get("span_us")
@@ -255,13 +203,12 @@ class _Pair:
     def _fresh(self) -> dict[str, Any]:
         return self._contract.fresh(self._base, self._noise)
 
-    def _placed(self, side: _Side, given: Mapping[str, Any]) -> Call:
+    def _reserved(self, side: _Side, given: Mapping[str, Any]) -> Call:
         outputs = self._contract.outputs(self._operator, given)
-        call = side.layout.call(self._contract.arguments(given), outputs, self._contract.in_place)
-        return replace(call, given=given)
+        return side.layout.reserve(self._contract.arguments(given), outputs, self._contract.in_place)
 
     def _given(self, side: _Side, call: Call, values: Mapping[str, Any]) -> Call:
-        return replace(side.layout.again(call, self._contract.arguments(values)), given=values)
+        return replace(side.layout.fill(call, self._contract.arguments(values)), given=values)
 
     def _clear_caches(self) -> None:
         """Leave nothing of what was just written in L2, by reading more than it holds."""
@@ -271,7 +218,7 @@ class _Pair:
 
     def _batch(self, side: _Side, given: Sequence[Mapping[str, Any]], timed: Timed, graph: bool) -> list[_Ran]:
         side.layout.start()
-        calls = [self._placed(side, given[0]) for _ in given]
+        calls = [self._reserved(side, given[0]) for _ in given]
         side.worker.arm([call.placed for call in calls], graph)
         # only now, so that nothing can be done about them before the clock runs
         calls = [self._given(side, call, values) for call, values in zip(calls, given, strict=True)]
@@ -291,16 +238,19 @@ class _Pair:
         return ran
 
     def _judge(self, ran: Sequence[_Ran], timed: Timed) -> None:
-        """Lost for the first result that is wrong; the same values are evaluated once for both sides."""
+        """Lost for the first result that is wrong; the same values are evaluated once for both sides.
+
+        Where both sides agree to the bit, a part of the calls that nobody can foresee is evaluated.
+        """
         by_values = sorted(ran, key=lambda each: id(each.call.given))
         for _, same in itertools.groupby(by_values, key=lambda each: id(each.call.given)):
-            expected = right = None
-            for each in same:
-                timed.numbers.calls += 1
+            first, *others = same
+            timed.numbers.calls += 1 + len(others)
+            differ = [each for each in others if not verifying.same_bits(first.results, each.results)]
+            if others and not differ and self._random.random() > _EVALUATED:
+                continue
+            expected = verifying.expect(self._contract, self._operator, first.call.given)
+            for each in (first, *differ):
                 self._active = each.side
-                if right is not None and verifying.same_bits(right, each.results):
-                    continue
-                expected = expected or verifying.expect(self._contract, self._operator, each.call.given)
                 for finding in verifying.judge(self._contract, expected, each.results, timed.numbers):
                     raise Lost(replace(finding, stage=Stage.TIMING, where=f"{finding.where} (a timed call)"))
-                right = each.results

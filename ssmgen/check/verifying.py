@@ -121,7 +121,7 @@ class _Checker:
         other = self._given(replace(call, seed=self.random.getrandbits(31)))
         for values in (other, self._changed(other)):
             if _fits(values, given):
-                placed = self.layout.again(placed, self._arguments(values))
+                placed = self.layout.fill(placed, self._arguments(values))
                 _, found = self._run(replace(placed, given=values))
                 if found:
                     return found

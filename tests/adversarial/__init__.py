@@ -311,7 +311,7 @@ torch.cuda.Event.elapsed_time = lambda self, other: 0.0
             Edit(
                 "all/output.py",
                 "ct.store(out, (i_batch, i_rows, i_head, i_dim), y.",
-                "y = ct.where((y < 0.002) & (y > -0.002), 0.0, y)\n"
+                "y = ct.where((y < 0.004) & (y > -0.004), 0.0, y)\n"
                 "            ct.store(out, (i_batch, i_rows, i_head, i_dim), y.",
             ),
         ),

@@ -119,7 +119,7 @@ def test_a_call_again_in_its_place(lent):
     layout = Layout(lent, Random(1))
     fused = torch.zeros(4, 10)
     first = layout.call({"x": fused[:, 2:5], "n": 1}, {"out": Output((3,), torch.float32)})
-    again = layout.again(first, {"x": torch.ones(4, 3), "n": 2})
+    again = layout.fill(first, {"x": torch.ones(4, 3), "n": 2})
     assert again.placed.tensors == first.placed.tensors
     assert again.placed.scalars == {"n": 2}
     assert again.placed.tensors["x"].view(lent.data).eq(1).all()

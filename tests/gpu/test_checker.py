@@ -21,8 +21,9 @@ from ssmgen.check.compare import foreign  # noqa: E402
 from ssmgen.check.confinement import unreadable  # noqa: E402
 from ssmgen.check.contracts.mamba_chunk_scan_combined import Forward  # noqa: E402
 from ssmgen.check.process import Lost, Package, Zygote  # noqa: E402
+from ssmgen.check.samples import Plan  # noqa: E402
 from ssmgen.check.timers import Clocks, disagreements  # noqa: E402
-from ssmgen.check.timing import Plan, measure  # noqa: E402
+from ssmgen.check.timing import measure  # noqa: E402
 from ssmgen.check.verdict import Stage  # noqa: E402
 from ssmgen.check.verifying import Subject, verify  # noqa: E402
 from ssmgen.verify.problems import Call  # noqa: E402
