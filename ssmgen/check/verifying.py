@@ -210,7 +210,8 @@ def judge(
         # a NaN is no error that is at most 1
         if not excess <= 1:
             yield Finding(Stage.VERIFY, f"its error is {excess:.3g} times its limit", name)
-        elif found := _zeros(value, expected.values[name]):
+        # also of what is too far off: it tells how
+        if found := _zeros(value, expected.values[name]):
             yield Finding(Stage.VERIFY, found, name)
 
 
