@@ -39,7 +39,6 @@ def slower(package: Path, folder: Path, launches: int) -> Path:
 def main() -> None:
     """The command line in the module's docstring."""
     from ssmgen import spec
-    from ssmgen.check import physics
     from ssmgen.check.compare import Package, Problem, Settings, compare, conditions
     from ssmgen.check.process import Zygote
     from ssmgen.check.samples import Plan
@@ -55,14 +54,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=500.0)
     args = parser.parse_args()
     begun = time.monotonic()
-    import torch
 
     here = project(Path(__file__))
     package = here.generated / MODEL
     operator = spec.load(here.specs / f"{MODEL}.yaml").operators.mamba_chunk_scan_combined
     problem = Problem("mamba_chunk_scan_combined", operator, Call(tokens=TOKENS))
     plan = Plan(rounds=2, batches=1, batch_us=2000.0)
-    settings = Settings(secret=0, looks=(8,), plan=plan, hardware=physics.known(torch.cuda.get_device_name()))
+    settings = Settings(secret=0, looks=(8,), plan=plan)
     kept: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {"same": [], "slower": []}
     kept["conditions"] = conditions("cuda") | {"problem": f"{MODEL}, batch 1, {TOKENS} tokens", "plan": repr(plan)}
     with tempfile.TemporaryDirectory() as folder, Zygote() as zygote:

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ssmgen.check import physics, static, statistics, timers, timing, verifying
+from ssmgen.check import peaks, physics, static, statistics, timers, timing, verifying
 from ssmgen.check.certificate import Certificate, certify
 from ssmgen.check.confinement import unreadable
 from ssmgen.check.contracts import CONTRACTS
@@ -44,6 +44,8 @@ class Problem:
     device: str = "cuda"
     host_bound: bool = False
     """Whether a call may be so short that the host's time is most of it."""
+    baseline_us: float | None = None
+    """Microseconds that one of the contract's baselines takes for the timed call, where that was measured here."""
 
     @property
     def contract(self) -> Contract[Any, Any]:
@@ -61,7 +63,7 @@ class Settings:
     plan: Plan = field(default_factory=Plan)
     alpha: float = statistics.ALPHA
     hardware: physics.Hardware | None = None
-    """What was measured on this machine; without it, what is known of its kind."""
+    """The GPU's peaks; without them those of its kind, and what a copy and a product reach on it just now."""
 
 
 @dataclass(frozen=True)
@@ -197,15 +199,31 @@ def foreign(folder: Path, kernels: Sequence[str]) -> Iterator[Finding]:
 
 
 def _physics(case: _Case, timed: Timed) -> tuple[list[Finding], list[Finding]]:
-    problem, said = case.problem, timed.reported
-    hardware = case.settings.hardware
-    if problem.device != "cuda" or hardware is None:
+    problem = case.problem
+    hardware = case.settings.hardware or _hardware(problem.device)
+    if hardware is None:
         case.ran["physics"] = "not available: no GPU whose peaks are known"
         return [], []
-    case.ran["physics"] = f"ran: {hardware.name}"
+    case.figures["peaks"] = asdict(hardware)
     work = problem.contract.work(problem.operator, problem.contract.given(problem.operator, problem.timed))
-    claim = physics.Claim(said["candidate"].wall_us, incumbent_us=said["incumbent"].wall_us)
+    if case.settings.plan.cold_bytes < physics.COLD_BYTES:
+        # what is still in L2 need not be read from memory
+        work = replace(work, read=0, written=0)
+        case.ran["physics"] = f"ran: {hardware.name}, FLOPs alone, for caches may have been warm"
+    else:
+        case.ran["physics"] = f"ran: {hardware.name}"
+    claim = physics.Claim(timed.median_us("candidate"), timed.median_us("incumbent"), problem.baseline_us)
     return list(physics.impossible(claim, work, hardware)), list(physics.suspicious(claim, work, hardware))
+
+
+@functools.cache
+def _hardware(device: str) -> physics.Hardware | None:
+    if device != "cuda":
+        return None
+    import torch
+
+    known = physics.known(torch.cuda.get_device_name())
+    return known and peaks.measured(known)
 
 
 def noise_floor(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from ssmgen.check.contracts.base import Work
 from ssmgen.check.verdict import Finding, Stage
 
+COLD_BYTES = 128 << 20
+"""What a batch's calls hold at least, where none may find its inputs in L2: twice the largest there is."""
 # of a measured peak, beyond which a result has to be seen twice
 _NEAR = 0.95
 # times the baseline, and the incumbent

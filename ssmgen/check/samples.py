@@ -6,7 +6,9 @@ It measures and judges nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 
+from ssmgen.check.physics import COLD_BYTES
 from ssmgen.check.verdict import Finding
 from ssmgen.check.verifying import Numbers
 
@@ -28,8 +30,8 @@ class Plan:
     """Whether a batch is one CUDA graph; otherwise its calls are made one by one, and the host's time counts."""
     profile: bool = True
     """Whether a profiler also says how long the candidate's kernels take: some seconds."""
-    cold_bytes: int = 128 << 20
-    """Bytes that a batch's calls hold at least, so that none finds its inputs in L2: twice the largest there is."""
+    cold_bytes: int = COLD_BYTES
+    """Bytes that a batch's calls hold at least, so that none finds its inputs in L2."""
     most_bytes: int = 3 << 30
     """Bytes that they hold at most, unless the fewest calls need more: all processes have theirs at once."""
 
@@ -65,3 +67,8 @@ class Timed:
     """What starting and ending a batch costs, and was taken off."""
     numbers: Numbers = field(default_factory=Numbers)
     findings: list[Finding] = field(default_factory=list)
+
+    def median_us(self, side: str) -> float:
+        """Of one side, "incumbent" or "candidate", over all batches."""
+        found: list[float] = [t for blocks in self.processes for block in blocks for t in getattr(block, side)]
+        return median(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ssmgen.check import static, verifying  # noqa: E402
 from ssmgen.check.compare import Problem, Settings, compare  # noqa: E402
 from ssmgen.check.confinement import unreadable  # noqa: E402
 from ssmgen.check.contracts.mamba_chunk_scan_combined import Forward  # noqa: E402
+from ssmgen.check.physics import Hardware  # noqa: E402
 from ssmgen.check.process import Package, Zygote  # noqa: E402
 from ssmgen.check.samples import Plan  # noqa: E402
 from ssmgen.check.timing import measure  # noqa: E402
@@ -146,9 +148,10 @@ def test_a_careless_checker_is_not_altogether_blind(zygote, tmp_path):
     assert not _Careless(zygote, tmp_path).accepts(candidate)
 
 
-def question(candidate: Candidate, folder: Path):
+def question(candidate: Candidate, folder: Path, hardware: Hardware | None = None):
     problem = Problem("mamba_chunk_scan_combined", candidate.model.operator, Call(tokens=33), (LONG,), device="cpu")
-    settings = Settings(secret=1, looks=(2,), plan=Plan(rounds=1, batches=1, calls=(2, 2), graph=False))
+    plan = Plan(rounds=1, batches=1, calls=(2, 2), graph=False)
+    settings = Settings(secret=1, looks=(2,), plan=plan, hardware=hardware)
     before = Package(CONTROLS[0].write(folder / "incumbent"))
     return compare(before, Package(candidate.write(folder / "candidate")), problem, settings)
 
@@ -173,6 +176,32 @@ def test_the_whole_question_of_a_cheat(name, stage, tmp_path):
     assert not verdict.accepted
     assert verdict.findings[0].stage == stage
     assert verdict.ratio is None
+
+
+# a byte and a FLOP a second: whatever runs here is faster
+SLOWEST = Hardware("abacus", 1.0, dict.fromkeys(("bfloat16", "float32"), 1.0))
+
+
+def test_the_whole_question_of_what_is_faster_than_can_be(tmp_path):
+    verdict = question(CONTROLS[0], tmp_path, SLOWEST)
+    assert verdict.outcome == Outcome.REJECTED
+    assert {f.stage for f in verdict.findings} == {Stage.PHYSICS}
+    assert "bytes that must be read: abacus takes" in verdict.findings[0].what
+    assert verdict.ran["physics"] == "ran: abacus"
+
+
+def test_the_whole_question_of_what_is_nearly_too_fast(tmp_path, monkeypatch):
+    """It is verified once more, in a process that was not timed, before it is put aside."""
+    seen = []
+    monkeypatch.setattr(verifying, "verify", lambda *given, honest=verify: seen.append(given[2:]) or honest(*given))
+    fast = replace(SLOWEST, bandwidth=1e15, flops=dict.fromkeys(SLOWEST.flops, 1e15), copied=1.0)
+    verdict = question(CONTROLS[0], tmp_path, fast)
+    assert verdict.outcome == Outcome.QUARANTINED
+    assert not verdict.accepted
+    assert "of what a copy moves here" in verdict.findings[0].what
+    assert seen == [([Call(tokens=33), LONG], 1), ([Call(tokens=33)], 2)]
+    # what it was measured at is told all the same
+    assert verdict.ratio is not None
 
 
 def test_an_incumbent_that_is_wrong_is_no_measure(zygote, tmp_path):
