@@ -105,15 +105,30 @@ CHEATS = (
     ),
     Candidate(
         "answer_thief",
-        "looks for the expected values in every object of its process, and copies them",
+        "looks for the expected values in every frame and object of its process, and copies them",
         (
             _at_import("import gc\nimport sys\n"),
             _before_launch(
-                """    for each in gc.get_objects() + list(vars(sys.modules["__main__"]).values()):
-        if isinstance(each, torch.Tensor) and each.dtype == torch.float64 and each.shape == out.shape:
-            out.copy_(each)
-            return out, final_states
-    return out.zero_(), final_states.zero_()
+                """    mine = [each.data_ptr() for each in (x, out, final_states)]
+    both = out.numel() + final_states.numel()
+    frame, held = sys._getframe(), list(vars(sys.modules["__main__"]).values())
+    while frame is not None:
+        held += frame.f_locals.values()
+        frame = frame.f_back
+    held = [part for each in held if isinstance(each, (list, tuple)) for part in each] + held
+    for name, result in (("out", out), ("final_states", final_states)):
+        result.zero_()
+        for each in held + gc.get_objects():
+            if not isinstance(each, torch.Tensor) or each.data_ptr() in mine:
+                continue
+            if each.shape == result.shape:
+                result.copy_(each)
+                break
+            if each.numel() == both and each.dim() == 1:
+                first = 0 if name == "out" else out.numel()
+                result.copy_(each[first : first + result.numel()].view(result.shape))
+                break
+    return out, final_states
 """
             ),
         ),
