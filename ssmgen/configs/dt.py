@@ -23,13 +23,14 @@ def limit_remarks(config: Fields, name: str = "time_step_limit") -> tuple[str, .
     return (f"dt_limit: {name} in the config is {_show(limit)}",)
 
 
-def ignored_limit_remarks(config: Fields) -> tuple[str, ...]:
-    """For architectures whose transformers class clamps to (time_step_min, inf) and reads no time_step_limit."""
+def minimum_remarks(config: Fields, versions: str = "") -> tuple[str, ...]:
+    """For architectures whose class, in these versions of transformers, clamps to (time_step_min, inf) all the same."""
     _limit(config, "time_step_limit")
     low = _number(config.data["time_step_min"] if config.given("time_step_min") else 0.001)
     if low is None:
         raise config.error("time_step_min", "not a number", expected="a number such as 0.001")
-    return (f"dt_limit: transformers takes (time_step_min, inf) = ({low:g}, inf) here, vLLM (0, inf)",)
+    who = f"transformers{versions}"
+    return (f"dt_limit: {who} takes (time_step_min, inf) = ({low:g}, inf) here, vLLM (0, inf)",)
 
 
 def _limit(config: Fields, name: str) -> tuple[float, float] | None:

@@ -25,7 +25,7 @@ def read(config: Fields) -> Reading:
         groups=config.integer("mamba_ngroups", 1),
         head_dim=head_dim,
         state=config.either(("state_size", "mamba_d_state") if old else ("mamba_d_state",), None if old else 64),
-        remarks=dt.ignored_limit_remarks(config),
+        remarks=dt.minimum_remarks(config),
     )
     names = [name for name in ("layers_block_type", "layer_types") if config.given(name)]
     where = layers.listed(config, names[0], _KINDS, frozenset()) if names else layers.every(config)

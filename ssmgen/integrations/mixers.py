@@ -5,7 +5,6 @@ It imports no module of transformers: a mixer is known by the name of its class.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,6 +14,7 @@ import torch
 
 from ssmgen.errors import IntegrationError
 from ssmgen.integrations import seam
+from ssmgen.integrations.seam import Call
 
 # model_type -> the class of its mixers, in transformers.models.TYPE.modeling_TYPE
 CLASSES = {
@@ -26,6 +26,8 @@ CLASSES = {
     "zamba2": "Zamba2MambaMixer",
 }
 _KNOWN = {(f"transformers.models.{name}.modeling_{name}", mixer) for name, mixer in CLASSES.items()}
+# of a prompt by which a mixer is tried: more than its convolution is wide, and what causal_conv1d takes
+_TOKENS = 8
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -113,10 +115,26 @@ def _refusals(mixer: Mixer) -> Iterator[IntegrationError]:
         yield refusal("its weights are not here", f"{away[0]} on meta", "on a device", "load it without offloading")
     if mixer.dtype not in _DTYPES:
         yield refusal("no kernels have its dtype", mixer.dtype, f"one of {_DTYPES}", "convert the model")
-    if seam.NAME not in inspect.unwrap(type(m).forward).__code__.co_names:
-        mend = "pip install 'ssmgen[transformers]'"
-        yield refusal("this version of transformers is not known", _version(), f"mixers that call {seam.NAME}", mend)
 
 
-def _version() -> str:
-    return f"transformers {version('transformers')}"
+def call_of(mixer: Mixer) -> Call:
+    """How the mixer calls its scan, found by trying; IntegrationError where it does not, or cannot be called."""
+    m = mixer.module
+    hidden = torch.zeros(1, _TOKENS, m.in_proj.in_features, dtype=mixer.dtype, device=m.in_proj.weight.device)
+    try:
+        call = seam.probe(m, hidden)
+    except Exception as e:
+        raise IntegrationError(
+            f"{mixer.name}: it fails on a prompt of {_TOKENS} tokens, before it calls its scan",
+            found=f"{type(e).__name__}: {e}",
+            expected="a layer that works without ssmgen",
+            next="call the model before it is patched",
+        ) from e
+    if call is None:
+        raise IntegrationError(
+            f"{mixer.name}: this version of transformers is not known",
+            found=f"transformers {version('transformers')}",
+            expected=f"mixers that call {seam.NAME}",
+            next="pip install 'ssmgen[transformers]'",
+        )
+    return call

@@ -1,16 +1,18 @@
 """Where the kernels enter a model of transformers: the function by which its mixers call their scan.
 
-Every Mamba-2 mixer of transformers calls the global `mamba2_chunk_scan` of its own module, with its weights and the
-keyword arguments of its `forward`. So a mixer is served by a forward pre-hook, which adds a keyword argument, and by a
-function in the place of that global, which takes the argument out again and calls what it holds. Whatever comes without
-the argument, such as another model of that architecture, goes to the library's function. The library drops keyword
-arguments that an implementation does not know, so the convolution and the decode step never see ours.
+Every Mamba-2 mixer of transformers calls the global `mamba2_chunk_scan` of its own module, itself or through another
+function there, with its weights and the keyword arguments of its `forward`. So a mixer is served by a forward pre-hook,
+which adds a keyword argument, and by a function in the place of that global, which takes the argument out again and
+calls what it holds. Whatever comes without the argument, such as another model of that architecture, goes to the
+library's function. The library drops keyword arguments that an implementation does not know, so the convolution and the
+decode step never see ours. Whether a mixer of this version does all that is not read in its code but tried: `probe`.
 
 It changes no class, no weight and no `forward`, and knows neither kernels nor architectures.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,6 +74,20 @@ class Hook:
         )
 
 
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call of `mamba2_chunk_scan`."""
+
+    tensors: tuple[Any, ...]
+    given: dict[str, Any]
+
+
+class _Reached(Exception):  # noqa: N818 - it ends a probe that went well
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+
+
 # of a module of transformers: its own function, ours in its place, and the hooks that need ours
 _SEAMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 _HOOKS: dict[str, WeakSet[Hook]] = {}
@@ -86,14 +102,35 @@ def hook_of(mixer: Any) -> Hook | None:
     return next((hook for hook in mixer._forward_pre_hooks.values() if isinstance(hook, Hook)), None)
 
 
+def probe(mixer: Any, hidden: torch.Tensor) -> Call | None:
+    """How `mixer` calls what serves it, of a prompt `hidden` of (1, tokens, hidden size); None where it does not.
+
+    Nothing behind that call is run. Raises what the mixer raises.
+    """
+    name = type(mixer).__module__
+    kinds = {parameter.kind for parameter in inspect.signature(mixer.forward).parameters.values()}
+    if not hasattr(sys.modules[name], NAME) or inspect.Parameter.VAR_KEYWORD not in kinds:
+        return None
+
+    def reached(*tensors: Any, **given: Any) -> Any:
+        raise _Reached(Call(tensors, given))
+
+    _open(name)
+    try:
+        with torch.no_grad():
+            # not its __call__, which may be compiled
+            mixer.forward(hidden, **{_ARGUMENT: reached})
+    except _Reached as e:
+        return e.call
+    finally:
+        _close_if_unused(name)
+    return None
+
+
 def serve(mixer: Any, scan: Scan) -> None:
     """Let `scan` compute the prefill of `mixer`."""
     name = type(mixer).__module__
-    module = sys.modules[name]
-    if name not in _SEAMS:
-        own = getattr(module, NAME)
-        _SEAMS[name] = own, _dispatch(own)
-        setattr(module, NAME, _SEAMS[name][1])
+    _open(name)
     mixer.register_forward_pre_hook(Hook(scan, name), with_kwargs=True)
 
 
@@ -105,11 +142,20 @@ def release(mixer: Any) -> None:
             del mixer._forward_pre_hooks[key]
             mixer._forward_pre_hooks_with_kwargs.pop(key, None)
             _hooks(hook.module).discard(hook)
-            if not _hooks(hook.module):
-                _close(hook.module)
+            _close_if_unused(hook.module)
 
 
-def _close(name: str) -> None:
+def _open(name: str) -> None:
+    if name not in _SEAMS:
+        module = sys.modules[name]
+        own = getattr(module, NAME)
+        _SEAMS[name] = own, _dispatch(own)
+        setattr(module, NAME, _SEAMS[name][1])
+
+
+def _close_if_unused(name: str) -> None:
+    if _hooks(name):
+        return
     own, ours = _SEAMS.pop(name, (None, None))
     # somebody may have put a function of theirs around ours since: it passes everything on, and stays
     if ours is not None and getattr(sys.modules[name], NAME) is ours:

@@ -14,7 +14,6 @@ state), as its own kernels leave it there. It neither generates nor trains.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +24,7 @@ import torch
 from ssmgen.errors import IntegrationError
 from ssmgen.integrations import mixers, seam
 from ssmgen.integrations.mixers import Mixer, Shape
-from ssmgen.integrations.seam import Scan
+from ssmgen.integrations.seam import Call, Scan
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ def patch(model: Any, kernels: ModuleType | str | Path | None = None, *, interpr
     """
     found = mixers.find(model)
     mixers.check(model, found)
+    calls = [mixers.call_of(mixer) for mixer in found]
     if kernels is None or isinstance(kernels, str | Path):
         import ssmgen
 
@@ -66,7 +66,7 @@ def patch(model: Any, kernels: ModuleType | str | Path | None = None, *, interpr
         raise IntegrationError(
             "interpret=True beside loaded kernels", expected="one of them", next="ssmgen.load(SPEC, interpret=True)"
         )
-    scans = [_scan(mixer, kernels) for mixer in found]
+    scans = [_scan(mixer, call, kernels) for mixer, call in zip(found, calls, strict=True)]
     for mixer, scan in zip(found, scans, strict=True):
         seam.serve(mixer.module, scan)
     return Patched(model, kernels, tuple(mixer.name for mixer in found))
@@ -78,8 +78,8 @@ def unpatch(model: Any) -> None:
         seam.release(module)
 
 
-def _scan(mixer: Mixer, kernels: Any) -> Scan:
-    """The kernels in the place of the mixer's scan, once a call of no tokens has shown that they take its arguments."""
+def _scan(mixer: Mixer, call: Call, kernels: Any) -> Scan:
+    """The kernels in the place of the mixer's scan, once they have been shown to take the arguments of its `call`."""
     operator = getattr(kernels, "mamba_chunk_scan_combined", None)
     if operator is None:
         raise IntegrationError(
@@ -94,7 +94,7 @@ def _scan(mixer: Mixer, kernels: Any) -> Scan:
     for dt in dict.fromkeys((mixer.dtype, torch.float32)):
         scan = Scan(operator, names, dt)
         try:
-            _empty_call(mixer, scan)
+            _call_empty(scan, call)
         except (TypeError, ValueError) as e:
             refusal = e
         else:
@@ -107,29 +107,11 @@ def _scan(mixer: Mixer, kernels: Any) -> Scan:
     )
 
 
-def _empty_call(mixer: Mixer, scan: Callable[..., Any]) -> None:
-    """A call as the mixer makes it, of an empty batch: everything is checked and nothing is launched."""
-    m, shape = mixer.module, mixer.shape
-
-    def empty(*sizes: int) -> torch.Tensor:
-        return torch.empty((0, 1, *sizes), dtype=mixer.dtype, device=m.A_log.device)
-
+def _call_empty(scan: Scan, call: Call) -> None:
+    """The mixer's call with a cache, but of an empty batch: everything is checked and nothing is launched."""
+    x, dt, a, b, c = call.tensors
     with torch.no_grad():
-        scan(
-            empty(shape.heads, shape.head_dim),
-            empty(shape.heads),
-            -torch.exp(m.A_log.float()),
-            empty(shape.groups, shape.state),
-            empty(shape.groups, shape.state),
-            chunk_size=m.chunk_size,
-            D=m.D,
-            z=None,
-            return_final_states=True,
-            dt_bias=m.dt_bias,
-            dt_softplus=True,
-            initial_states=None,
-            dt_limit=m.time_step_limit,
-        )
+        scan(x[:0], dt[:0], a, b[:0], c[:0], **(call.given | {"return_final_states": True}))
 
 
 def _fitting(mixer: Mixer) -> str | Path:

@@ -34,8 +34,8 @@ CONFIGS = {
     "mamba2": dict(num_hidden_layers=2, num_heads=6, head_dim=16, n_groups=2, state_size=24, chunk_size=8),
     "nemotron_h": ATTENTION
     | dict(layers_block_type=["mamba", "attention", "mamba"], mamba_num_heads=6, mamba_head_dim=16, n_groups=2)
-    # a limit that half of the time steps meet
-    | dict(ssm_state_size=24, chunk_size=8, time_step_min=0.05),
+    # a limit that half of the time steps meet, before 5.25 by the one name and since by the other
+    | dict(ssm_state_size=24, chunk_size=8, time_step_min=0.05, time_step_limit=(0.05, math.inf)),
     "bamba": ATTENTION | MAMBA | dict(num_hidden_layers=2, attn_layer_indices=[1]),
     "granitemoehybrid": ATTENTION
     | MAMBA
@@ -64,6 +64,8 @@ CLASSES = {
 }
 # longer than a chunk of the kernels
 TOKENS = 70
+# whether the library can take tokens back: from 5.25 on
+KEEPS_STATES = hasattr(transformers.Cache, "get_recurrent_states_to_keep")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -139,7 +141,21 @@ def outputs(model) -> dict[str, torch.Tensor]:
     kept = states(model, result)
     for row, side in enumerate(("left", "right")):
         seen[f"padded {side}"], seen[f"state, padded {side}"] = logits[row][None], kept[:, row].clone()
-    return seen
+    return seen | (taken_back(model) if KEEPS_STATES else {})
+
+
+def taken_back(model) -> dict[str, torch.Tensor]:
+    """Logits and states where text is tried and some of it taken back, as by assisted generation."""
+    cache = transformers.DynamicCache(config=model.config)
+    model(prompt(), cache=cache, use_cache=True)
+    cache.activate_past_recording(recurrent_states_to_keep=4)
+    logits = []
+    # as many as are kept, which leaves no token to the scan, then more, and one
+    for tokens, back in ((4, 2), (7, 1), (1, 0)):
+        result = model(prompt(2, tokens), cache=cache, use_cache=True)
+        logits.append(result.logits)
+        cache.crop(-back)
+    return {"taken back": torch.cat(logits, dim=1), "state, taken back": states(model, result).clone()}
 
 
 @cache
@@ -197,6 +213,17 @@ def test_bfloat16_is_no_worse_than_the_librarys(name, kernels):
     assert ours.logits.dtype == own.logits.dtype
     error, own_error = ((logits - wide).square().mean().sqrt() for logits in (ours.logits, own.logits))
     assert error <= 1.1 * own_error
+
+
+@pytest.mark.skipif(not KEEPS_STATES, reason="this version of transformers takes nothing back")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_assisted_generation_finds_the_same_tokens(name, kernels):
+    # text that comes twice, so that the assistant has something to propose
+    model, ids = model_of(name), prompt(1, 20).repeat(1, 2)
+    how = dict(max_new_tokens=8, do_sample=False, prompt_lookup_num_tokens=3)
+    own = model.generate(ids, **how)
+    with patch(model, kernels(name)):
+        assert torch.equal(model.generate(ids, **how), own)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -411,7 +438,8 @@ def test_other_shapes_and_dtypes_are_refused(kernels):
 
 def test_the_second_of_two_layers_refuses_for_both(kernels):
     model = copy.deepcopy(model_of("mamba2"))
-    mixers.find(model)[1].module.num_heads = 12
+    mixer = mixers.find(model)[1].module
+    mixer.n_groups, mixer.ssm_state_size = 1, 48
     assert "backbone.layers.1.mixer" in refusal(model, kernels("mamba2"))
     assert untouched(model)
 
@@ -422,6 +450,27 @@ def test_another_version_of_the_library_is_refused(monkeypatch, kernels):
     said = refusal(model, kernels("bamba"))
     assert f"transformers {transformers.__version__}" in said
     assert "mixers that call mamba2_chunk_scan" in said
+
+
+def test_a_library_that_goes_another_way_is_refused(monkeypatch, kernels):
+    """Such as by kernels from the hub in the place of a function that would call the scan."""
+    model = model_of("bamba")
+    module = sys.modules[type(mixers.find(model)[0].module).__module__]
+    if KEEPS_STATES:
+        monkeypatch.setattr(module, "mamba2_scan_forward", lambda mixer, hidden, *_, **__: hidden)
+    else:
+        monkeypatch.setattr(type(mixers.find(model)[0].module), "forward", lambda self, hidden, **_: hidden)
+    assert "mixers that call mamba2_chunk_scan" in refusal(model, kernels("bamba"))
+    assert untouched(model)
+
+
+def test_a_layer_that_fails_by_itself_is_refused(kernels):
+    model = copy.deepcopy(model_of("mamba2"))
+    mixers.find(model)[1].module.num_heads = 12
+    said = refusal(model, kernels("mamba2"))
+    assert "backbone.layers.1.mixer: it fails on a prompt" in said
+    assert "RuntimeError" in said
+    assert untouched(model)
 
 
 def test_weights_that_are_not_plain_are_refused(kernels):

@@ -185,12 +185,12 @@ class TestOrigins:
             ("native_hybrid", ("dt_limit: dt_limit in the config is (0.0, 0.5)",)),
             (
                 "nemotron_3_ultra",
-                ("dt_limit: transformers takes (time_step_min, inf) = (0.002, inf) here, vLLM (0, inf)",),
+                ("dt_limit: transformers before 5.25 takes (time_step_min, inf) = (0.002, inf) here, vLLM (0, inf)",),
             ),
             (
                 "nemotron_nano_9b_v2",
                 (
-                    "dt_limit: transformers takes (time_step_min, inf) = (0.001, inf) here, vLLM (0, inf)",
+                    "dt_limit: transformers before 5.25 takes (time_step_min, inf) = (0.001, inf) here, vLLM (0, inf)",
                     "mamba_ssm_cache_dtype = 'bfloat16' is the decode cache's:"
                     " final states of this operator are float32",
                 ),

@@ -82,7 +82,7 @@ operators:
       state: 128    # ssm_state_size
     # x: torch_dtype
     dtypes: {x: bfloat16, dt: float32, chunk_state: bfloat16, state: float32}
-    # dt_limit: transformers takes (time_step_min, inf) = (0.001, inf) here, vLLM (0, inf)
+    # dt_limit: transformers before 5.25 takes (time_step_min, inf) = (0.001, inf) here, vLLM (0, inf)
     # mamba_ssm_cache_dtype = 'bfloat16' is the decode cache's: final states of this operator are float32
     options: {D: per_head, z: none, dt_bias: true, dt_softplus: true, dt_limit: runtime,
               initial_states: true, packed: true}
