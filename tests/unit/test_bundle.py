@@ -383,7 +383,7 @@ def test_a_name_of_an_older_bundle_or_of_a_folder_is_free(made: Path, monkeypatc
 def test_the_folder_it_runs_in_is_no_place_for_a_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
-    inside = tmp_path / "kernels/kernels_of_mine"
+    inside = tmp_path / "kernels_of_a_model/kernels_of_mine"
     inside.mkdir(parents=True)
     monkeypatch.chdir(inside)
     with pytest.raises(OutputError, match="is the folder that this runs in"):
@@ -417,7 +417,7 @@ def test_nothing_is_written_over_what_is_no_bundle(tmp_path: Path, made: Path) -
     with pytest.raises(OutputError, match="something else in it"):
         bundle.run([(VALUE, LOCK)], [], tmp_path / "other", Settings())
     with pytest.raises(OutputError, match="no such folder"):
-        bundle.run([(VALUE, LOCK)], [], tmp_path / "absent" / "kernels", Settings())
+        bundle.run([(VALUE, LOCK)], [], tmp_path / "absent" / "kernels_of_a_model", Settings())
     (tmp_path / "plain").write_text("")
     with pytest.raises(OutputError, match="is a file"):
         bundle.run([(VALUE, LOCK)], [], tmp_path / "plain", Settings())
@@ -451,8 +451,8 @@ def test_a_schedule_that_a_target_cannot_serve_is_no_bundle(tmp_path: Path, monk
 
     monkeypatch.setattr("ssmgen.build.jobs_of", refuse)
     with pytest.raises(ScheduleError):
-        bundle.run([(VALUE, LOCK)], ["sm_120"], tmp_path / "kernels", Settings())
-    assert not (tmp_path / "kernels").exists()
+        bundle.run([(VALUE, LOCK)], ["sm_120"], tmp_path / "kernels_of_a_model", Settings())
+    assert not (tmp_path / "kernels_of_a_model").exists()
 
 
 def test_the_command(locked: Project, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
