@@ -23,14 +23,13 @@ def limit_remarks(config: Fields, name: str = "time_step_limit") -> tuple[str, .
     return (f"dt_limit: {name} in the config is {_show(limit)}",)
 
 
-def minimum_remarks(config: Fields, versions: str = "") -> tuple[str, ...]:
-    """For architectures whose class, in these versions of transformers, clamps to (time_step_min, inf) all the same."""
+def minimum_remarks(config: Fields, library: str = "transformers") -> tuple[str, ...]:
+    """For architectures whose class in `library` clamps to (time_step_min, inf), whatever the config's limit is."""
     _limit(config, "time_step_limit")
     low = _number(config.data["time_step_min"] if config.given("time_step_min") else 0.001)
     if low is None:
         raise config.error("time_step_min", "not a number", expected="a number such as 0.001")
-    who = f"transformers{versions}"
-    return (f"dt_limit: {who} takes (time_step_min, inf) = ({low:g}, inf) here, vLLM (0, inf)",)
+    return (f"dt_limit: {library} takes (time_step_min, inf) = ({low:g}, inf) here, vLLM (0, inf)",)
 
 
 def _limit(config: Fields, name: str) -> tuple[float, float] | None:

@@ -25,7 +25,9 @@ def read(config: Fields) -> Reading:
         groups=config.either(("n_groups", "mamba_n_groups"), 8),
         head_dim=inner.remark_ignored(config, "expand", heads, head_dim),
         state=config.integer("ssm_state_size", 128),
-        remarks=dt.limit_remarks(config) + dt.minimum_remarks(config, " before 5.25") + _cache_remarks(config),
+        remarks=dt.limit_remarks(config)
+        + dt.minimum_remarks(config, "transformers before 5.25")
+        + _cache_remarks(config),
     )
     return Reading(mixer, _layers(config))
 
