@@ -61,8 +61,12 @@ def main() -> None:
     problem = Problem("mamba_chunk_scan_combined", operator, Call(tokens=TOKENS))
     plan = Plan(rounds=2, batches=1, batch_us=2000.0)
     settings = Settings(secret=0, looks=(8,), plan=plan)
-    kept: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {"same": [], "slower": []}
-    kept["conditions"] = conditions("cuda") | {"problem": f"{MODEL}, batch 1, {TOKENS} tokens", "plan": repr(plan)}
+    now = conditions("cuda") | {"problem": f"{MODEL}, batch 1, {TOKENS} tokens", "plan": repr(plan)}
+    kept: dict[str, Any] = {"conditions": now, "same": [], "slower": []}
+    if args.json.exists():
+        kept = json.loads(args.json.read_text())
+        if kept["conditions"] != now:
+            parser.error(f"{args.json} was begun under other conditions: {kept['conditions']}, now {now}")
     with tempfile.TemporaryDirectory() as folder, Zygote() as zygote:
         slow = slower(package, Path(folder), args.launches)
         for kind, incumbent, wanted in (("slower", slow, args.slower), ("same", package, args.same)):

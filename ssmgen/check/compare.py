@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ssmgen.check import peaks, physics, static, statistics, timers, timing, verifying
+from ssmgen.check import gpu, peaks, physics, static, statistics, timers, timing, verifying
 from ssmgen.check.certificate import Certificate, certify
 from ssmgen.check.confinement import unreadable
 from ssmgen.check.contracts import CONTRACTS
@@ -270,7 +270,8 @@ def conditions(device: str) -> dict[str, Any]:
             versions[name] = "not installed"
     if device != "cuda":
         return {"device": "cpu, interpreted", "versions": versions}
-    return {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "versions": versions}
+    versions |= {"cuda": str(torch.version.cuda), "driver": gpu.driver_version()}
+    return {"device": torch.cuda.get_device_name(), "versions": versions}
 
 
 def _figures(timed: Timed, noise: float) -> dict[str, Any]:

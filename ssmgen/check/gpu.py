@@ -1,10 +1,11 @@
-"""What the checker asks of the CUDA driver itself: memory that processes share, and L2 without persisting lines.
+"""What the checker asks of the CUDA driver itself: memory that processes share, L2 without persisting lines, a version.
 
 It launches nothing and sets no clock.
 """
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 from ssmgen.errors import LaunchError
@@ -72,6 +73,15 @@ def persisting_bytes() -> int:
 
     limit = driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
     return int(_ask("cuCtxGetLimit", *driver.cuCtxGetLimit(limit))[0])
+
+
+def driver_version() -> str:
+    """As nvidia-smi says; "unknown" where there is none."""
+    shown = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(shown, capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def _ask(name: str, status: Any, *answers: Any) -> tuple[Any, ...]:

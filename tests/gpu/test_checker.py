@@ -1,7 +1,7 @@
 """The red team on a real GPU: every cheat rejected at its stage, every control accepted, what needs CUDA included.
 
 SSMGEN_ADVERSARIAL names a folder of candidates with their cubins, as `python tests/gpu/test_checker.py FOLDER` makes it
-where a compiler is; without it they are compiled here.
+where a compiler is; without it they are compiled here. SSMGEN_REPORT names a file for what was found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ssmgen.check.building import compiled  # noqa: E402
-from ssmgen.check.compare import foreign  # noqa: E402
+from ssmgen.check.compare import conditions, foreign  # noqa: E402
 from ssmgen.check.confinement import unreadable  # noqa: E402
 from ssmgen.check.contracts.mamba_chunk_scan_combined import Forward  # noqa: E402
 from ssmgen.check.process import Lost, Package, Zygote  # noqa: E402
@@ -33,10 +33,17 @@ LONG = Call(tokens=16_384, regime="zero_decay", initial_states=True)
 TIMED = Call(batch=2, tokens=4096)
 # of so small a model no number of calls that one would wait for fills L2
 PLAN = Plan(processes=1, rounds=1, batches=2, calls=(24, 24), cold_bytes=0)
-REPORT = os.environ.get("SSMGEN_REPORT")
+RESULTS: dict[str, dict] = {}
 FOLDER = os.environ.get("SSMGEN_ADVERSARIAL")
 # by the kernel that ran, or the event that was forged, only once timers are compared
 BY_TIMERS = ("event_forger", "decoy")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def report():
+    yield
+    if path := os.environ.get("SSMGEN_REPORT"):
+        Path(path).write_text(json.dumps({"conditions": conditions("cuda"), "candidates": RESULTS}, indent=1) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +67,9 @@ def ready(tmp_path_factory):
 
 
 def note(candidate: Candidate, findings, seconds: float, numbers=None) -> None:
-    print(f"{candidate.name:20} {seconds:5.1f} s  {'; '.join(map(str, findings)) or numbers}")
-    if REPORT:
-        line = dict(name=candidate.name, findings=[str(f) for f in findings], seconds=round(seconds, 2))
-        line["excess"] = numbers.excess if numbers else {}
-        with (Path(REPORT) / "red_team_h200.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    row = RESULTS[candidate.name] = {"expected": candidate.stage or "accepted", "findings": [str(f) for f in findings]}
+    row |= {"excess": dict(numbers.excess) if numbers else {}, "seconds": round(seconds, 2)}
+    print(candidate.name, row)
 
 
 @pytest.mark.parametrize("candidate", [c for c in CHEATS if c.stage != Stage.TIMING], ids=lambda c: c.name)

@@ -62,8 +62,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     device = "cuda" if args.cubins else "cpu"
-    kept = json.loads(args.json.read_text()) if args.json.exists() else {"candidates": {}}
-    kept["conditions"] = conditions(device)
+    now = conditions(device)
+    kept = json.loads(args.json.read_text()) if args.json.exists() else {"conditions": now, "candidates": {}}
+    if kept["conditions"] != now:
+        parser.error(f"{args.json} was begun under other conditions: {kept['conditions']}, now {now}")
     with tempfile.TemporaryDirectory() as folder:
         incumbent = CONTROLS[0].write(Path(folder) / "incumbent")
         for candidate in (*CHEATS, *CONTROLS):

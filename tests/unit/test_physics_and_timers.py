@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ssmgen.check import physics, timers  # noqa: E402
+from ssmgen.check import gpu, physics, timers  # noqa: E402
 from ssmgen.check.contracts.base import Work  # noqa: E402
 from ssmgen.check.physics import Claim, impossible, known, suspicious  # noqa: E402
 from ssmgen.check.timers import Clocks, disagreements  # noqa: E402
@@ -102,3 +102,14 @@ def test_a_timer_that_is_missing_is_said():
     assert timers.ran(Clocks(1.0, None, None), "no GPU") == {
         "wall clock": "ran", "events": "not available: no GPU", "kernel spans": "not available: no GPU"
     }  # fmt: skip
+
+
+def test_the_drivers_version_is_as_its_tool_says_or_unknown(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu.driver_version() == "unknown"
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 580.159.04\necho 580.159.04\n")
+    tool.chmod(0o755)
+    assert gpu.driver_version() == "580.159.04"
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert gpu.driver_version() == "unknown"
