@@ -102,7 +102,7 @@ def compare(
     if findings:
         return case.rejected(findings[:1] if findings[0].stage == Stage.CONTRACT else findings)
     with tempfile.TemporaryDirectory(prefix="ssmgen-build-") as folder, _of(zygote) as started, unreadable():
-        before = case.subject(case.built(incumbent, Path(folder) / "incumbent"))
+        before = case.incumbent(incumbent, Path(folder) / "incumbent")
         try:
             sides = (before, case.subject(case.built(candidate, Path(folder) / "candidate")))
         except Lost as e:
@@ -140,6 +140,13 @@ class _Case:
         major, minor = torch.cuda.get_device_capability()
         self.ran["build"] = "ran: compiled in a cache of its own"
         return compiled(package, [f"sm_{major}{minor}"], folder)
+
+    def incumbent(self, package: Package, folder: Path) -> Subject:
+        """What candidates are compared with; RuntimeError where the compiler refuses it."""
+        try:
+            return self.subject(self.built(package, folder))
+        except Lost as e:
+            raise timing.no_measure(e.finding) from None
 
     def rejected(self, findings: Sequence[Finding]) -> Verdict:
         return Verdict(Outcome.REJECTED, tuple(findings), ran=self.ran, figures=self.figures)
@@ -229,12 +236,17 @@ def _hardware(device: str) -> physics.Hardware | None:
 def noise_floor(
     incumbent: Package, problem: Problem, settings: Settings | None = None, zygote: Zygote | None = None
 ) -> Floor:
-    """An A/A run: the incumbent against itself, as candidates are compared with it."""
+    """An A/A run: the incumbent against itself, as candidates are compared with it.
+
+    Raises RuntimeError where the incumbent is not right itself.
+    """
     settings = settings or Settings()
-    side = _Case(problem, settings, incumbent.folder).subject(incumbent)
     plan = replace(settings.plan, processes=settings.looks[0])
-    with _of(zygote) as started, unreadable():
+    with tempfile.TemporaryDirectory(prefix="ssmgen-build-") as folder, _of(zygote) as started, unreadable():
+        side = _Case(problem, settings, incumbent.folder).incumbent(incumbent, Path(folder) / "incumbent")
         timed = timing.measure(started, (side, side), problem.timed, plan)
+    for finding in timed.findings:
+        raise timing.no_measure(finding)
     found = statistics.estimate(ratios(timed), settings.alpha)
     return Floor(statistics.floor(found), statistics.voids(found), found)
 

@@ -66,6 +66,11 @@ def measure(zygote: Zygote, sides: tuple[Subject, Subject], call: Any, plan: Pla
     return timed
 
 
+def no_measure(finding: Finding) -> RuntimeError:
+    """What is raised where the incumbent is what is wrong."""
+    return RuntimeError(f"the incumbent is not what can be compared with: {finding}")
+
+
 @dataclass
 class _Side:
     """One process of a pair."""
@@ -124,7 +129,7 @@ class _Pair:
     def blame(self, finding: Finding) -> None:
         """RuntimeError, if it is the incumbent's."""
         if self._active is self._sides[0]:
-            raise RuntimeError(f"the incumbent is not what can be compared with: {finding}")
+            raise no_measure(finding)
 
     def ready(self, timed: Timed) -> None:
         """Wait for both to be there, and open what they run."""

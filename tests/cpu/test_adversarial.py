@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ssmgen.check import static, verifying  # noqa: E402
-from ssmgen.check.compare import Problem, Settings, compare  # noqa: E402
+from ssmgen.check import static, statistics, verifying  # noqa: E402
+from ssmgen.check.compare import Floor, Problem, Settings, compare, noise_floor  # noqa: E402
 from ssmgen.check.confinement import unreadable  # noqa: E402
 from ssmgen.check.contracts.mamba_chunk_scan_combined import Forward  # noqa: E402
 from ssmgen.check.physics import Hardware  # noqa: E402
@@ -209,3 +209,41 @@ def test_an_incumbent_that_is_wrong_is_no_measure(zygote, tmp_path):
     wrong, right = subject(candidate, tmp_path / "a"), subject(CONTROLS[0], tmp_path / "b")
     with pytest.raises(RuntimeError, match="the incumbent is not what can be compared with: timing: out"):
         measure(zygote, (wrong, right), Call(tokens=33), SMALL)
+
+
+OPERATOR = CONTROLS[0].model.operator
+QUESTION = Problem("mamba_chunk_scan_combined", OPERATOR, Call(tokens=33), device="cpu")
+
+
+def test_the_noise_of_a_machine_is_an_incumbent_against_itself(zygote, tmp_path):
+    plan = Plan(rounds=1, batches=1, calls=(2, 2), graph=False)
+    found = noise_floor(Package(incumbent(tmp_path)), QUESTION, Settings(looks=(3,), plan=plan), zygote)
+    assert found.estimate.processes == 3
+    assert found.noise >= statistics.LEAST_FLOOR
+    assert found.noise >= 2 * max(abs(found.estimate.low), abs(found.estimate.high))
+
+
+def test_nothing_is_compared_where_an_incumbent_differs_from_itself(tmp_path):
+    void = Floor(0.1, True, statistics.estimate([[0.1], [0.101]]))
+    with pytest.raises(RuntimeError, match="measured to differ from itself"):
+        compare(Package(incumbent(tmp_path)), Package(incumbent(tmp_path)), QUESTION, floor=void)
+
+
+def test_an_incumbent_that_is_wrong_has_no_noise(zygote, tmp_path):
+    (candidate,) = [c for c in CHEATS if c.name == "no_carry"]
+    with pytest.raises(RuntimeError, match="the incumbent is not what can be compared with: timing: out"):
+        noise_floor(Package(candidate.write(tmp_path)), QUESTION, Settings(looks=(2,), plan=SMALL), zygote)
+
+
+def test_an_incumbent_that_no_compiler_takes_is_no_measure(zygote, tmp_path, monkeypatch):
+    """On a GPU both sides are compiled; this one never gets as far as needing one."""
+    pytest.importorskip("cuda.tile")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    broken, right = (Package(incumbent(tmp_path / name)) for name in ("broken", "right"))
+    (kernel,) = broken.folder.rglob("state.py")
+    kernel.write_text(kernel.read_text().replace("ct.load(", "ct.loads("))
+    on_gpu = replace(QUESTION, device="cuda")
+    with pytest.raises(RuntimeError, match=r"the incumbent is not what can be compared with: build: .*loads"):
+        noise_floor(broken, on_gpu, zygote=zygote)
+    with pytest.raises(RuntimeError, match=r"the incumbent is not what can be compared with: build: .*loads"):
+        compare(broken, right, on_gpu, zygote=zygote)
