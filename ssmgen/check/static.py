@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from ssmgen.check.precision import low_precision
 from ssmgen.check.verdict import Finding, Stage
 
 HOST_FILES = ("__init__.py", "_arguments.py", "_library.py", "_values.py")
-"""Of a generated package, those that no schedule changes but in `_LIMITS`: a candidate's are its incumbent's."""
-_LIMITS = ("MAX_ROWS", "MAX_TOKENS")
+"""Of a generated package, those that no schedule changes but in `_FREE`: a candidate's are its incumbent's."""
+# constants that follow from routes and schedules, and what each may be
+_FREE = dict.fromkeys(("CHUNK", "MAX_ROWS", "MAX_TOKENS"), r"[0-9]+") | {"NAMESPACE": r"'ssmgen_\w+'"}
 _MODULES = ("torch", "cuda.tile", "math")
 # what a host function needs of torch: places to put results, and where they are to be
 _TORCH = {
@@ -53,8 +55,8 @@ _STATEMENTS = {
 def check(folder: Path, incumbent: Path | None = None) -> tuple[Finding, ...]:
     """Everything in a candidate's folder that is not allowed, by file and line; empty where nothing is.
 
-    Host files that are the incumbent's, but for their headers and limits, are taken as they are. Raises nothing for a
-    file that is no Python: that is a finding.
+    Host files that are the incumbent's, but for headers and constants that a schedule decides, are taken as they are.
+    Raises nothing for a file that is no Python: that is a finding.
     """
     found: list[Finding] = []
     for path in sorted(folder.rglob("*")):
@@ -82,23 +84,27 @@ def _file(path: Path, name: str, incumbent: Path | None) -> Iterator[Finding]:
         yield _finding(name, getattr(e, "lineno", 0) or 0, f"is no Python: {e}")
         return
     if incumbent is not None and name in HOST_FILES and (incumbent / name).is_file():
-        if _same(tree, ast.parse((incumbent / name).read_bytes())):
+        if same_program(tree, ast.parse((incumbent / name).read_bytes())):
             return
         yield _finding(name, 0, "differs from the incumbent's: kernels and _forward.py are what may differ")
     for node, what in (*_module(tree), *_Rules(tree).findings(), *low_precision(tree)):
         yield _finding(name, getattr(node, "lineno", 0), what)
 
 
-def _same(a: ast.Module, b: ast.Module) -> bool:
-    return _without_limits(a) == _without_limits(b)
+def same_program(a: ast.Module, b: ast.Module) -> bool:
+    """Whether two host files differ in nothing but comments, headers and the constants that a schedule decides."""
+    return _without_constants(a) == _without_constants(b)
 
 
-def _without_limits(tree: ast.Module) -> str:
-    """The program, as text that comments, headers and limits do not change."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in _LIMITS:
-            node.value = ast.Constant(0)
-    return ast.dump(tree)
+def _without_constants(tree: ast.Module) -> str:
+    """The program, as text that comments, headers and these constants do not change."""
+    kept = [node for node in tree.body if not _is_free(node)]
+    return ast.dump(ast.Module(kept, []))
+
+
+def _is_free(node: ast.stmt) -> bool:
+    name, _, value = ast.unparse(node).partition(" = ")
+    return name in _FREE and re.fullmatch(_FREE[name], value) is not None
 
 
 def _module(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:

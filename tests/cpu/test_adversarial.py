@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from ssmgen import generate, writing  # noqa: E402
 from ssmgen.check import static, statistics, verifying  # noqa: E402
 from ssmgen.check.compare import Floor, Problem, Settings, compare, noise_floor  # noqa: E402
 from ssmgen.check.confinement import unreadable  # noqa: E402
@@ -20,7 +22,7 @@ from ssmgen.check.samples import Plan  # noqa: E402
 from ssmgen.check.timing import measure  # noqa: E402
 from ssmgen.check.verdict import Outcome, Stage  # noqa: E402
 from ssmgen.check.verifying import Subject, verify  # noqa: E402
-from ssmgen.verify.problems import Call  # noqa: E402
+from ssmgen.verify.problems import Call, Drawn, sample  # noqa: E402
 from tests.adversarial import CHEATS, CONTROLS, Candidate  # noqa: E402
 
 # nothing decays, and the row is long: what is lost at every chunk adds up
@@ -66,9 +68,41 @@ def test_what_the_text_gives_away(candidate, tmp_path):
         assert all(f.stage == Stage.STATIC and ":" in f.where for f in findings)
 
 
-@pytest.mark.parametrize("candidate", [c for c in CONTROLS if c.model == CONTROLS[0].model], ids=lambda c: c.name)
+@pytest.mark.parametrize("candidate", CONTROLS, ids=lambda c: c.name)
 def test_the_text_of_a_control_is_allowed(candidate, tmp_path):
-    assert static.check(candidate.write(tmp_path), incumbent(tmp_path)) == ()
+    """Of another schedule too; of another dtype than the incumbent's is no candidate."""
+    same = candidate.model.x == CONTROLS[0].model.x
+    before = incumbent(tmp_path) if same else candidate.write(tmp_path / "incumbent")
+    assert static.check(candidate.write(tmp_path), before) == ()
+
+
+SCHEDULE = ("chunk", "segments", "half_rows", "small_tiles")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_text_of_any_schedule_is_allowed(seed, tmp_path):
+    """Whatever is drawn of a model's schedules is a candidate beside whatever else is."""
+    one, other = (sample(Drawn, Random(seed + more)) for more in (0, 1000))
+    other = replace(one, **{name: getattr(other, name) for name in SCHEDULE})
+    for name, drawn in (("one", one), ("other", other)):
+        writing.write_files(tmp_path / name, generate.fileset(drawn.spec(), drawn.lock()))
+    assert static.check(tmp_path / "other" / "drawn", tmp_path / "one" / "drawn") == ()
+
+
+@pytest.mark.parametrize(("file", "name", "free", "bound"), [
+    ("_arguments.py", "CHUNK", "5", "[5][0]"),
+    ("_arguments.py", "MAX_ROWS", "5", "print(5)"),
+    ("_arguments.py", "MAX_TOKENS", "5", "5 if print(5) else 5"),
+    ("_library.py", "NAMESPACE", "'ssmgen_other_0123abcd'", "'aten'"),
+])  # fmt: skip
+def test_what_a_schedule_decides_of_a_host_file_is_a_constant(file, name, free, bound, tmp_path):
+    before, package = incumbent(tmp_path), CONTROLS[0].write(tmp_path / "candidate")
+    text = (package / file).read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith(f"{name} = ")]
+    (package / file).write_text(text.replace(line, f"{name} = {free}"))
+    assert static.check(package, before) == ()
+    (package / file).write_text(text.replace(line, f"{name} = {bound}"))
+    assert "differs from the incumbent's" in static.check(package, before)[0].what
 
 
 @pytest.mark.parametrize("candidate", [c for c in HERE if c.stage != Stage.TIMING], ids=lambda c: c.name)

@@ -15,7 +15,7 @@ from typing import Any
 from ssmgen.check import static
 from ssmgen.check.compare import conditions
 from tests import public_checkers
-from tests.adversarial import CHEATS, CONTROLS, NAME, Candidate
+from tests.adversarial import CHEATS, CONTROLS, MODEL, NAME, Candidate
 from tests.public_checkers.task import ARCHIVE, CANDIDATE
 
 # in the order of the table; those that only read
@@ -42,6 +42,16 @@ def judged(checker: str, where: Path, candidate: Path, incumbent: Path, cubins: 
     return found | {"seconds": round(time.monotonic() - start, 1)}
 
 
+def version(checker: str, where: Path) -> str:
+    """The commit of a checkout, or what is written beside a package of an index."""
+    if (where / ".git").exists():
+        command = ["git", "-C", str(where), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    name = f"{checker}-*.dist-info"
+    found = [*where.glob(name), *where.parent.parent.glob(f"lib/python*/site-packages/{name}")]
+    return found[0].stem.partition("-")[2] if found else "unknown"
+
+
 def ours(candidate: Candidate, folder: Path, incumbent: Path) -> str:
     """The stages that reject it: what is read here, the others as the red team's own tests see it."""
     if candidate.stage is None:
@@ -62,7 +72,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     device = "cuda" if args.cubins else "cpu"
-    now = conditions(device)
+    named = {checker: getattr(args, checker) for checker in CHECKERS}
+    now = conditions(device) | {"checkers": {c: version(c, where) for c, where in named.items() if where is not None}}
     kept = json.loads(args.json.read_text()) if args.json.exists() else {"conditions": now, "candidates": {}}
     if kept["conditions"] != now:
         parser.error(f"{args.json} was begun under other conditions: {kept['conditions']}, now {now}")
@@ -73,9 +84,10 @@ def main() -> None:
             here = args.cubins / candidate.name if args.cubins else Path(folder) / candidate.name
             package = here / NAME if args.cubins else candidate.write(here)
             row["ssmgen"] = ours(candidate, package, incumbent)
-            for checker in CHECKERS:
-                where = getattr(args, checker)
-                runs = checker in READING or not candidate.cuda or args.cubins
+            # one of other dtypes is no answer to the task that they set
+            asked = candidate.model.x == MODEL.x
+            for checker, where in named.items():
+                runs = checker in READING or (asked and (args.cubins or not candidate.cuda))
                 if where is None or not runs or checker in row:
                     continue
                 row[checker] = judged(checker, where, package, incumbent, here / "cubins" if args.cubins else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,12 @@ def test_ci_finds_the_test_command() -> None:
     commands = [line for line in README.splitlines() if "python -m pytest" in line]
     assert len(commands) == 1
     assert "grep -m1 'python -m pytest' README.md" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_who_catches_what_is_as_it_was_measured() -> None:
+    """All of the red team is in the table, and nothing in it that the report has otherwise."""
+    pytest.importorskip("torch")
+    from tests.public_checkers import table
+
+    report = json.loads((ROOT / "generated" / "report" / "public_checkers.json").read_text(encoding="utf-8"))
+    assert "\n".join(table.rows(report)) in README
