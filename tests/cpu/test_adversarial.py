@@ -190,9 +190,12 @@ def question(candidate: Candidate, folder: Path, hardware: Hardware | None = Non
     return compare(before, Package(candidate.write(folder / "candidate")), problem, settings)
 
 
-def test_the_whole_question_of_a_control(tmp_path):
-    verdict = question(CONTROLS[0], tmp_path)
-    assert verdict.accepted
+@pytest.mark.parametrize("name", ["honest_fast", "honest_reordered", "honest_multi_kernel"])
+def test_the_whole_question_of_a_control(name, tmp_path):
+    """Of other schedules and kernels too: they are what a tuner asks about."""
+    (candidate,) = [c for c in CONTROLS if c.name == name]
+    verdict = question(candidate, tmp_path)
+    assert verdict.accepted, verdict.findings
     assert verdict.outcome in (Outcome.SAME, Outcome.AMBG, Outcome.FAST, Outcome.SLOW)
     assert verdict.interval[0] <= verdict.ratio <= verdict.interval[1]
     assert verdict.ran["physics"].startswith("not available")
