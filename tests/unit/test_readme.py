@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,27 @@ def test_who_catches_what_is_as_it_was_measured() -> None:
 
     report = json.loads((ROOT / "generated" / "report" / "public_checkers.json").read_text(encoding="utf-8"))
     assert "\n".join(table.rows(report)) in README
+
+
+def test_the_checker_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example runs as it stands, up to the call, which takes what it is given."""
+    pytest.importorskip("torch")
+    from ssmgen.check import compare
+    from ssmgen.check.verdict import Outcome, Verdict
+
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "compare(" in block]
+    asked: list[inspect.BoundArguments] = []
+    signature = inspect.signature(compare.compare)
+
+    def answered(*given: object, **named: object) -> Verdict:
+        asked.append(signature.bind(*given, **named))
+        return Verdict(Outcome.SAME)
+
+    monkeypatch.setattr(compare, "compare", answered)
+    monkeypatch.chdir(ROOT)
+    exec(example, {})
+    (arguments,) = asked
+    incumbent, problem = arguments.arguments["incumbent"], arguments.arguments["problem"]
+    assert (incumbent.folder / "MANIFEST.json").exists()
+    assert problem.contract.name == "mamba_chunk_scan_combined"
+    assert problem.operator.shape.heads == 128
