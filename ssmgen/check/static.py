@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ssmgen.check.precision import low_precision
 from ssmgen.check.verdict import Finding, Stage
+from ssmgen.signatures import VARIANTS, symbol
 
 HOST_FILES = ("__init__.py", "_arguments.py", "_library.py", "_values.py")
 """Of a generated package, those that no schedule changes but in `_FREE`: a candidate's are its incumbent's."""
@@ -70,11 +71,12 @@ def check(folder: Path, incumbent: Path | None = None) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def kernels(folder: Path) -> set[str]:
-    """The names of a candidate's kernels."""
+def symbols(folder: Path) -> set[str]:
+    """The names that a candidate's kernels have on the GPU."""
     trees = [ast.parse(path.read_bytes()) for path in folder.rglob("*.py")]
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    return {each.name for each in functions if any("ct.kernel" in ast.unparse(d) for d in each.decorator_list)}
+    kernels = [each.name for each in functions if any("ct.kernel" in ast.unparse(d) for d in each.decorator_list)]
+    return {symbol(name, variant) for name in kernels for variant in VARIANTS}
 
 
 def _file(path: Path, name: str, incumbent: Path | None) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from ssmgen import generate, writing  # noqa: E402
 from ssmgen.check import static, statistics, verifying  # noqa: E402
-from ssmgen.check.compare import Floor, Problem, Settings, compare, noise_floor  # noqa: E402
+from ssmgen.check.compare import Floor, Problem, Settings, compare, foreign, noise_floor  # noqa: E402
 from ssmgen.check.confinement import unreadable  # noqa: E402
 from ssmgen.check.contracts.mamba_chunk_scan_combined import Forward  # noqa: E402
 from ssmgen.check.physics import Hardware  # noqa: E402
@@ -74,6 +74,18 @@ def test_the_text_of_a_control_is_allowed(candidate, tmp_path):
     same = candidate.model.x == CONTROLS[0].model.x
     before = incumbent(tmp_path) if same else candidate.write(tmp_path / "incumbent")
     assert static.check(candidate.write(tmp_path), before) == ()
+
+
+def test_no_name_of_a_kernel_covers_for_anothers(tmp_path):
+    """Part of a library's kernel's name is a name that a candidate may choose."""
+    package = incumbent(tmp_path)
+    (package / "sm_90" / "kernel.py").write_text("@ct.kernel\ndef kernel(x): pass\n")
+    seen = ["state_aligned", "state_general", "kernel_general"]
+    assert [*foreign(package, seen)] == []
+    library = "void at::native::elementwise_kernel<128, 4>(int)"
+    assert [f.what for f in foreign(package, [*seen, library, "Memset (Device)", "state"])] == [
+        f"{name} ran, a kernel that is not its own" for name in (library, "Memset (Device)", "state")
+    ]
 
 
 SCHEDULE = ("chunk", "segments", "half_rows", "small_tiles")
