@@ -7,7 +7,7 @@ of an array that it loads from, it leaves to the stages that look at results.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 _LOW = {"bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "tfloat32"}
 _FULL = {"float32", "float64"}
@@ -22,18 +22,28 @@ _SUMMING = {"sum", "cumsum", "prod", "cumprod", "scan", "reduce"}
 
 
 def low_precision(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """Accumulators, sums and carried values that are known to have less than float32's digits."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any("kernel" in ast.unparse(d) for d in node.decorator_list):
-            walk = _Walk()
-            walk.block(node.body)
+    """Accumulators, sums and carried values that are known to have less than float32's digits.
+
+    Kernels call functions, and dtypes have other names: both are followed within the file.
+    """
+    names: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            names |= _named(node.targets[0], node.value, names)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {each.asname or each.name: each.name for each in node.names if each.name in _LOW | _FULL}
+    for each in ast.walk(tree):
+        if isinstance(each, ast.FunctionDef):
+            walk = _Walk(names)
+            walk.block(each.body)
             yield from walk.found
 
 
 class _Walk:
-    """One kernel, in the order in which it runs."""
+    """One function, in the order in which it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = dict(names)
         self._dtypes: dict[str, str | None] = {}
         self.found: list[tuple[ast.AST, str]] = []
 
@@ -56,7 +66,7 @@ class _Walk:
             self._dtype(node.test)
             self.block(node.body)
             self.block(node.orelse)
-        elif isinstance(node, ast.Expr):
+        elif isinstance(node, ast.Expr | ast.Return) and node.value is not None:
             self._dtype(node.value)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
@@ -66,6 +76,7 @@ class _Walk:
                 if isinstance(each, ast.Name):
                     self._dtypes[each.id] = dtype
             return
+        self._names |= _named(target, value, self._names)
         dtype = self._dtype(value)
         for each in target.elts if isinstance(target, ast.Tuple) else [target]:
             if isinstance(each, ast.Name):
@@ -103,10 +114,10 @@ class _Walk:
         name = node.func.attr
         of_method = None if _is_module(node.func.value) else self._dtype(node.func.value)
         if name == "astype":
-            return _written(node.args[0] if node.args else named.get("dtype"))
+            return _written(node.args[0] if node.args else named.get("dtype"), self._names)
         if name in ("zeros", "full", "ones", "arange", "load", "gather"):
             given = named.get("dtype") or (node.args[-1] if name in ("zeros", "full", "ones") and node.args else None)
-            return _written(given)
+            return _written(given, self._names)
         if name == "mma":
             accumulator = operands[2] if len(operands) > 2 else self._dtype(named["acc"]) if "acc" in named else None
             if accumulator in _LOW:
@@ -158,9 +169,16 @@ def _is_module(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "ct"
 
 
-def _written(node: ast.expr | None) -> str | None:
+def _named(target: ast.expr, value: ast.expr, names: Mapping[str, str]) -> dict[str, str]:
+    """The name that an assignment gives to a dtype, if it does."""
+    dtype = _written(value, names) if isinstance(value, ast.Name | ast.Attribute) else None
+    return {target.id: dtype} if isinstance(target, ast.Name) and dtype else {}
+
+
+def _written(node: ast.expr | None, names: Mapping[str, str]) -> str | None:
     """The dtype that an expression names."""
     name = ast.unparse(node).rpartition(".")[2] if node is not None else ""
+    name = names.get(name, name)
     return name if name in _LOW | _FULL else None
 
 
