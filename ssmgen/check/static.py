@@ -134,6 +134,8 @@ class _Rules:
         self._own: set[str] = set()
         for node in ast.walk(tree):
             self._learn(node)
+        # what is an argument here is still Python's own there
+        self._known = {n for n in self._known if n in _BUILTINS or not (n in vars(builtins) or n.startswith("__"))}
 
     def _learn(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
