@@ -22,58 +22,13 @@ from ssmgen.check import gpu, peaks, physics, static, statistics, timers, timing
 from ssmgen.check.certificate import Certificate, certify
 from ssmgen.check.confinement import unreadable
 from ssmgen.check.contracts import CONTRACTS
-from ssmgen.check.contracts.base import Contract
 from ssmgen.check.process import Lost, Package, Zygote
-from ssmgen.check.samples import Plan, Timed
-from ssmgen.check.statistics import Estimate
+from ssmgen.check.question import Floor, Problem, Settings
+from ssmgen.check.samples import Timed
 from ssmgen.check.verdict import Finding, Outcome, Stage, Verdict
 from ssmgen.check.verifying import Subject
 
 _CONFINED = "ran: privileges, files and descriptors taken away; no filter of system calls"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is compared: an operator of a model, the call that is timed, calls that must be right beside drawn ones."""
-
-    operator_name: str
-    operator: Any
-    """The operator's entry in a spec."""
-    timed: Any
-    listed: tuple[Any, ...] = ()
-    device: str = "cuda"
-    host_bound: bool = False
-    """Whether a call may be so short that the host's time is most of it."""
-    baseline_us: float | None = None
-    """Microseconds that one of the contract's baselines takes for the timed call, where that was measured here."""
-
-    @property
-    def contract(self) -> Contract[Any, Any]:
-        return CONTRACTS[self.operator_name]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How much is tried. No setting loosens a limit."""
-
-    secret: int = 6
-    """Drawn calls."""
-    looks: tuple[int, ...] = (8, 4, 4)
-    """Pairs of processes that each look adds, while it cannot be told."""
-    plan: Plan = field(default_factory=Plan)
-    alpha: float = statistics.ALPHA
-    hardware: physics.Hardware | None = None
-    """The GPU's peaks; without them those of its kind, and what a copy and a product reach on it just now."""
-
-
-@dataclass(frozen=True)
-class Floor:
-    """What this machine calls a difference between an implementation and itself, on a problem."""
-
-    noise: float
-    """As a log ratio."""
-    void: bool
-    estimate: Estimate
 
 
 def compare(
@@ -89,12 +44,14 @@ def compare(
     `floor` is what `noise_floor` found on this machine, on this problem; without it there is the least floor there can
     be, and a difference of that size may be the machine's. A candidate that is wrong, hangs, dies or cheats is
     REJECTED, with the stage and the reason; one too fast to be believed is verified once more and QUARANTINED. Raises
-    RuntimeError where the incumbent is not right itself, or was measured to differ from itself.
+    RuntimeError where the incumbent is not right itself, or was measured to differ from itself, and UsageError where
+    the problem's device is not here.
 
     Whoever compares many starts one `Zygote` for all: it takes as long as importing torch.
     """
     if floor is not None and floor.void:
         raise RuntimeError(f"the incumbent was measured to differ from itself: {floor.estimate}")
+    problem.check_device()
     settings = settings or Settings()
     case = _Case(problem, settings, candidate.folder)
     case.ran |= {"contract": "ran", "static": "ran"}
@@ -240,6 +197,7 @@ def noise_floor(
 
     Raises RuntimeError where the incumbent is not right itself.
     """
+    problem.check_device()
     settings = settings or Settings()
     plan = replace(settings.plan, processes=settings.looks[0])
     with tempfile.TemporaryDirectory(prefix="ssmgen-build-") as folder, _of(zygote) as started, unreadable():

@@ -20,6 +20,7 @@ HOST_FILES = ("__init__.py", "_arguments.py", "_library.py", "_values.py")
 """Of a generated package, those that no schedule changes but in `_FREE`: a candidate's are its incumbent's."""
 # constants that follow from routes and schedules, and what each may be
 _FREE = dict.fromkeys(("CHUNK", "MAX_ROWS", "MAX_TOKENS"), r"[0-9]+") | {"NAMESPACE": r"'ssmgen_\w+'"}
+_NEEDED = ("MANIFEST.json", "__init__.py", "_forward.py")
 _MODULES = ("torch", "cuda.tile", "math")
 # what a host function needs of torch: places to put results, and where they are to be
 _TORCH = {
@@ -59,7 +60,7 @@ def check(folder: Path, incumbent: Path | None = None) -> tuple[Finding, ...]:
     Host files that are the incumbent's, but for headers and constants that a schedule decides, are taken as they are.
     Raises nothing for a file that is no Python: that is a finding.
     """
-    found: list[Finding] = []
+    found = [_finding(name, 0, "is missing") for name in _NEEDED if not (folder / name).is_file()]
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
@@ -86,9 +87,9 @@ def _file(path: Path, name: str, incumbent: Path | None) -> Iterator[Finding]:
         yield _finding(name, getattr(e, "lineno", 0) or 0, f"is no Python: {e}")
         return
     if incumbent is not None and name in HOST_FILES and (incumbent / name).is_file():
-        if same_program(tree, ast.parse((incumbent / name).read_bytes())):
-            return
-        yield _finding(name, 0, "differs from the incumbent's: kernels and _forward.py are what may differ")
+        if not same_program(tree, ast.parse((incumbent / name).read_bytes())):
+            yield _finding(name, 0, "differs from the incumbent's: kernels and _forward.py are what may differ")
+        return
     for node, what in (*_module(tree), *_Rules(tree).findings(), *low_precision(tree)):
         yield _finding(name, getattr(node, "lineno", 0), what)
 

@@ -22,6 +22,7 @@ from ssmgen.check.samples import Plan  # noqa: E402
 from ssmgen.check.timing import measure  # noqa: E402
 from ssmgen.check.verdict import Outcome, Stage  # noqa: E402
 from ssmgen.check.verifying import Subject, verify  # noqa: E402
+from ssmgen.errors import UsageError  # noqa: E402
 from ssmgen.verify.problems import Call, Drawn, sample  # noqa: E402
 from tests.adversarial import CHEATS, CONTROLS, Candidate  # noqa: E402
 
@@ -288,6 +289,7 @@ def test_an_incumbent_that_no_compiler_takes_is_no_measure(zygote, tmp_path, mon
     """On a GPU both sides are compiled; this one never gets as far as needing one."""
     pytest.importorskip("cuda.tile")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     broken, right = (Package(incumbent(tmp_path / name)) for name in ("broken", "right"))
     (kernel,) = broken.folder.rglob("state.py")
     kernel.write_text(kernel.read_text().replace("ct.load(", "ct.loads("))
@@ -296,3 +298,20 @@ def test_an_incumbent_that_no_compiler_takes_is_no_measure(zygote, tmp_path, mon
         noise_floor(broken, on_gpu, zygote=zygote)
     with pytest.raises(RuntimeError, match=r"the incumbent is not what can be compared with: build: .*loads"):
         compare(broken, right, on_gpu, zygote=zygote)
+
+
+def test_a_question_that_cannot_be_asked_is_refused_by_name(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="no contract of 'nothing'"):
+        replace(QUESTION, operator_name="nothing")
+    with pytest.raises(UsageError, match="device 'tpu'"):
+        replace(QUESTION, device="tpu")
+    for looks in ((), (1,), (2, 0)):
+        with pytest.raises(UsageError, match="at least 2 pairs"):
+            Settings(looks=looks)
+    with pytest.raises(UsageError, match=r"alpha 1\.5"):
+        Settings(alpha=1.5)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    side, on_gpu = Package(incumbent(tmp_path)), replace(QUESTION, device="cuda")
+    for ask in (compare, noise_floor):
+        with pytest.raises(UsageError, match="there is no CUDA device here"):
+            ask(*[side] * (1 + (ask is compare)), on_gpu)
