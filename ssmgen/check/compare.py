@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import math
 import platform
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,7 @@ from ssmgen.check import gpu, peaks, physics, static, statistics, timers, timing
 from ssmgen.check.certificate import Certificate, certify
 from ssmgen.check.confinement import unreadable
 from ssmgen.check.contracts import CONTRACTS
-from ssmgen.check.process import Lost, Package, Zygote
+from ssmgen.check.process import Gone, Lost, Package, Zygote
 from ssmgen.check.question import Floor, Problem, Settings
 from ssmgen.check.samples import Timed
 from ssmgen.check.verdict import Finding, Outcome, Stage, Verdict
@@ -53,23 +54,45 @@ def compare(
         raise RuntimeError(f"the incumbent was measured to differ from itself: {floor.estimate}")
     problem.check_device()
     settings = settings or Settings()
-    case = _Case(problem, settings, candidate.folder)
+    case = _Case(problem, settings, candidate.folder, floor.noise if floor else statistics.LEAST_FLOOR)
     case.ran |= {"contract": "ran", "static": "ran"}
     findings = [*_contract(problem.operator_name), *static.check(candidate.folder, incumbent.folder)]
     if findings:
         return case.rejected(findings[:1] if findings[0].stage == Stage.CONTRACT else findings)
-    with tempfile.TemporaryDirectory(prefix="ssmgen-build-") as folder, _of(zygote) as started, unreadable():
-        before = case.incumbent(incumbent, Path(folder) / "incumbent")
+    with _folder() as one, _folder() as other, _of(zygote) as started, unreadable():
+        before = case.incumbent(incumbent, one)
         try:
-            sides = (before, case.subject(case.built(candidate, Path(folder) / "candidate")))
+            return _run(case, started, before, case.built(candidate, other))
         except Lost as e:
             return case.rejected([e.finding])
-        findings, numbers = verifying.verify(started, sides[1], [problem.timed, *problem.listed], settings.secret)
-        case.ran |= {"isolation": _CONFINED, "verify": f"ran: {numbers.calls} calls"}
-        case.figures["excess"] = dict(numbers.excess)
-        if findings:
-            return case.rejected(findings)
-        return _timed(case, started, sides, floor.noise if floor else statistics.LEAST_FLOOR)
+        except Gone as e:
+            return case.rejected([Finding(Stage.ISOLATION, f"it ended what it was started by: {e}")])
+
+
+def _run(case: _Case, zygote: Zygote, before: Subject, candidate: Package) -> Verdict:
+    """The stages in which the candidate runs. Raises Lost for what ends them."""
+    settings, problem = case.settings, case.problem
+    sides = (before, case.subject(candidate))
+    case.candidate = candidate.folder
+    # what runs is what is read, and the other way round
+    if read := static.check(candidate.folder, before.package.folder):
+        return case.rejected(read)
+    findings, numbers = verifying.verify(zygote, sides[1], [problem.timed, *problem.listed], settings.secret)
+    case.ran |= {"isolation": _CONFINED, "verify": f"ran: {numbers.calls} calls"}
+    case.figures["excess"] = dict(numbers.excess)
+    if findings := [*findings, *_left(zygote)]:
+        return case.rejected(findings)
+    verdict = _timed(case, zygote, sides)
+    for side in sides:
+        side.package.check_seal()
+    return verdict
+
+
+def _left(zygote: Zygote) -> Iterator[Finding]:
+    """Processes that candidates left behind."""
+    if zygote.left:
+        yield Finding(Stage.ISOLATION, f"it left {zygote.left} processes behind")
+        zygote.left = 0
 
 
 @dataclass
@@ -79,6 +102,7 @@ class _Case:
     problem: Problem
     settings: Settings
     candidate: Path
+    noise: float = statistics.LEAST_FLOOR
     ran: dict[str, str] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
 
@@ -86,20 +110,26 @@ class _Case:
         return Subject(self.problem.contract, self.problem.operator, package, self.problem.device)
 
     def built(self, package: Package, folder: Path) -> Package:
-        """With cubins for this machine's GPU; on the CPU as it is."""
+        """A sealed copy in `folder`, on a GPU with cubins for it. Raises Lost with what is wrong with its files."""
+        try:
+            passed = shutil.ignore_patterns("__pycache__")
+            copy = shutil.copytree(package.folder, folder / package.folder.name, symlinks=True, ignore=passed)
+        except (OSError, shutil.Error) as e:
+            raise Lost(Finding(Stage.BUILD, f"its files cannot be read: {e}")) from None
+        package = replace(package, folder=copy)
         if self.problem.device != "cuda" or package.archive is not None:
             self.ran["build"] = "ran: cubins as given" if package.archive else "ran: interpreted"
-            return package
+            return package.sealed()
         import torch
 
         from ssmgen.check.building import compiled
 
         major, minor = torch.cuda.get_device_capability()
         self.ran["build"] = "ran: compiled in a cache of its own"
-        return compiled(package, [f"sm_{major}{minor}"], folder)
+        return compiled(package, [f"sm_{major}{minor}"], folder / "built").sealed()
 
     def incumbent(self, package: Package, folder: Path) -> Subject:
-        """What candidates are compared with; RuntimeError where the compiler refuses it."""
+        """What candidates are compared with; RuntimeError where it cannot be built."""
         try:
             return self.subject(self.built(package, folder))
         except Lost as e:
@@ -109,7 +139,7 @@ class _Case:
         return Verdict(Outcome.REJECTED, tuple(findings), ran=self.ran, figures=self.figures)
 
 
-def _timed(case: _Case, zygote: Zygote, sides: tuple[Subject, Subject], noise: float) -> Verdict:
+def _timed(case: _Case, zygote: Zygote, sides: tuple[Subject, Subject]) -> Verdict:
     """Look by look, until it can be told."""
     settings, problem = case.settings, case.problem
     timed, outcome = Timed(), Outcome.AMBG
@@ -118,15 +148,15 @@ def _timed(case: _Case, zygote: Zygote, sides: tuple[Subject, Subject], noise: f
         plan = replace(settings.plan, processes=more)
         timed = timing.measure(zygote, sides, problem.timed, plan, timed)
         case.ran["timing"] = f"ran: {timed.numbers.calls} calls, in {2 * len(timed.processes)} processes"
-        if timed.findings:
-            return case.rejected(timed.findings)
+        if findings := [*timed.findings, *_left(zygote)]:
+            return case.rejected(findings)
         if findings := list(_clocks(case, timed)):
             return case.rejected(findings)
         found = statistics.estimate(ratios(timed), statistics.spent(look, len(looks), settings.alpha))
-        outcome = statistics.decide(found, noise)
+        outcome = statistics.decide(found, case.noise)
         if outcome is not Outcome.AMBG:
             break
-    case.figures |= conditions(problem.device) | _figures(timed, noise)
+    case.figures |= conditions(problem.device) | _figures(timed, case.noise)
     impossible, doubts = _physics(case, timed)
     if impossible:
         return case.rejected(impossible)
@@ -146,9 +176,8 @@ def _clocks(case: _Case, timed: Timed) -> Iterator[Finding]:
     def of_batch(each: float | None) -> float | None:
         return None if each is None else each * timed.calls
 
-    clocks = timers.Clocks(
-        said.wall_us * timed.calls, of_batch(said.event_us), of_batch(said.span_us), case.problem.host_bound
-    )
+    batch = (said.wall_us * timed.calls, of_batch(said.event_us), of_batch(said.span_us))
+    clocks = timers.Clocks(*batch, case.problem.host_bound, said.late_us)
     yield from foreign(case.candidate, said.kernels)
     case.ran |= timers.ran(clocks, "torch.profiler, for CUPTI" if case.problem.device == "cuda" else "no GPU")
     yield from timers.disagreements(clocks)
@@ -200,13 +229,19 @@ def noise_floor(
     problem.check_device()
     settings = settings or Settings()
     plan = replace(settings.plan, processes=settings.looks[0])
-    with tempfile.TemporaryDirectory(prefix="ssmgen-build-") as folder, _of(zygote) as started, unreadable():
-        side = _Case(problem, settings, incumbent.folder).incumbent(incumbent, Path(folder) / "incumbent")
+    with _folder() as folder, _of(zygote) as started, unreadable():
+        side = _Case(problem, settings, incumbent.folder).incumbent(incumbent, folder)
         timed = timing.measure(started, (side, side), problem.timed, plan)
     for finding in timed.findings:
         raise timing.no_measure(finding)
     found = statistics.estimate(ratios(timed), settings.alpha)
     return Floor(statistics.floor(found), statistics.voids(found), found)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ssmgen-") as folder:
+        yield Path(folder)
 
 
 def _of(given: Zygote | None) -> AbstractContextManager[Zygote]:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # of prctl(2) and capget(2)
-_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 3, 4, 24, 38
+_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 3, 4, 24
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 # bytes a candidate may leave in a file: kernels it compiles are smaller
@@ -48,6 +49,13 @@ def confine(folder: Path, kept: Iterable[int], log: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_WRITTEN, _MOST_WRITTEN))
     _drop_capabilities(libc)
+
+
+def adopt() -> None:
+    """Have what is forked from this process stay below it, whoever ends in between, and none look into another."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
@@ -88,3 +96,11 @@ def descendants(process: int) -> list[int]:
             for child in (thread / "children").read_text().split():
                 found += [int(child), *descendants(int(child))]
     return found
+
+
+def ended(process: int) -> bool:
+    """Whether it is gone, or waits for nothing but to be reaped."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

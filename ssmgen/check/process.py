@@ -8,6 +8,7 @@ It believes no answer; that there is one, in time, is all that it takes from it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 import shutil
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,12 +38,20 @@ _SPINS = 20_000
 _SHOWN = 300
 
 
+class Gone(RuntimeError):  # noqa: N818 - what became of a process
+    """The process that forks candidates has ended."""
+
+
 class Lost(Exception):  # noqa: N818 - no error of the program's: what became of a candidate
     """A candidate's process died, hung, answered nonsense, or did what it must not."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
         self.finding = finding
+
+
+class Tampered(Lost):
+    """Files that were read and sealed have changed: whosever they are, a candidate did it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,26 @@ class Package:
     folder: Path
     archive: Path | None = None
     """Its cubins; None to interpret its kernels, on the CPU."""
+    seal: str | None = None
+    """Of all its bytes, since when none may change; see `sealed`."""
+
+    def sealed(self) -> Package:
+        """The same, which no process opens any more once a byte of it has changed."""
+        return replace(self, seal=self._digest())
+
+    def check_seal(self) -> None:
+        """Tampered, where something has changed."""
+        if self.seal is not None and self.seal != self._digest():
+            raise Tampered(Finding(Stage.ISOLATION, f"files of {self.folder.name} changed after they were read"))
+
+    def _digest(self) -> str:
+        found = hashlib.sha256()
+        for root in (self.folder, *([self.archive] if self.archive else [])):
+            for path in sorted([root] if root.is_file() else root.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    found.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
+                    found.update(path.read_bytes())
+        return found.hexdigest()
 
 
 class Zygote:
@@ -73,6 +102,9 @@ class Zygote:
         theirs.close()
         self._channel = ours
         self._count = 0
+        self._workers: set[int] = set()
+        self.left = 0
+        """How many processes candidates left behind, which were then killed."""
 
     def __enter__(self) -> Zygote:
         return self
@@ -100,11 +132,20 @@ class Zygote:
         with (folder / "log.txt").open("wb") as log:
             answer = self._ask(order, (theirs.fileno(), page, log.fileno(), *fds))
         theirs.close()
+        self._workers.add(answer["process"])
         return Worker(answer["process"], ours, mmap.mmap(page, PAGE), folder)
 
     def reap(self, process: int) -> int:
-        """What waitpid says of a process that has ended."""
-        return int(self._ask({"do": "reap", "process": process})["status"])
+        """What waitpid says of a process that has ended; what it left behind ends as well."""
+        status = int(self._ask({"do": "reap", "process": process})["status"])
+        self._workers.discard(process)
+        known = {each for worker in self._workers for each in (worker, *confinement.descendants(worker))}
+        for stray in confinement.descendants(self._process.pid):
+            if stray not in known and not confinement.ended(stray):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(stray, signal.SIGKILL)
+                self.left += 1
+        return status
 
     def _ask(self, order: Mapping[str, Any], fds: tuple[int, ...] = ()) -> dict[str, Any]:
         self._channel.settimeout(START)
@@ -113,7 +154,7 @@ class Zygote:
             answer: dict[str, Any] = receive(self._channel)[0]
         except (OSError, EOFError, TimeoutError):
             said = (self.folder / "zygote.log").read_text(errors="replace")
-            raise RuntimeError(f"the process that forks candidates is gone: {said[-_SHOWN:]}") from None
+            raise Gone(f"the process that forks candidates is gone: {said[-_SHOWN:]}") from None
         return answer
 
 
@@ -135,6 +176,7 @@ class Worker:
 
     def open(self, package: Package) -> None:
         """Import the candidate."""
+        package.check_seal()
         # it has a folder of its own to be in
         archive = None if package.archive is None else str(package.archive.resolve())
         self._order({"do": "open", "package": str(package.folder.resolve()), "archive": archive}, Stage.BUILD)
@@ -151,13 +193,14 @@ class Worker:
         order = {"do": "batch", "calls": placed, "graph": graph, "number": self._batches}
         self._order(order, Stage.TIMING, "armed")
 
-    def batch(self) -> tuple[float, dict[str, Any]]:
-        """Microseconds of the batch by this process's clock, and what the candidate's process says of it."""
+    def batch(self) -> tuple[float, float, dict[str, Any]]:
+        """Microseconds of the batch by this process's clock, from then to the answer, and what that says."""
         self._until(WAKE, AWAKE)
         start = time.perf_counter_ns()
         self._until(GO, DONE)
-        taken = (time.perf_counter_ns() - start) / 1e3
-        return taken, self._answer(CALL, Stage.TIMING)
+        done = time.perf_counter_ns()
+        answer = self._answer(CALL, Stage.TIMING)
+        return (done - start) / 1e3, (time.perf_counter_ns() - done) / 1e3, answer
 
     def _until(self, due: int, done: int) -> None:
         """Write one word, and wait for the other, or for what means that it will not come."""
@@ -206,7 +249,7 @@ class Worker:
             raise Lost(Finding(Stage.ISOLATION, f"no answer within {seconds:.0f} s: hung, and killed")) from None
         except (EOFError, ConnectionError):
             raise Lost(self._died()) from None
-        except (ValueError, OSError):
+        except (ValueError, OSError, RecursionError):
             raise Lost(Finding(Stage.ISOLATION, "it wrote into the channel to the checker")) from None
         status = answer.get("status") if isinstance(answer, dict) else None
         if status == "failed":

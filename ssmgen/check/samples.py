@@ -52,6 +52,8 @@ class Reported:
     event_us: float | None
     span_us: float | None
     kernels: tuple[str, ...] = ()
+    late_us: float = 0.0
+    """From the word that a batch is done to the answer of the process, which is not a call's time but a batch's."""
 
 
 @dataclass

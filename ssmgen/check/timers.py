@@ -17,6 +17,8 @@ _SLACK_US = 30.0
 _EVENTS, _SPAN = 0.05, 0.10
 # of the wall clock, what may pass beside events before the host is what is measured
 _HOST_BOUND = 0.30
+# an answer takes as long on a GPU, in microseconds; of a batch; and where interpreters share cores
+_ANSWER_US, _ANSWER, _ANSWER_INTERPRETED_US = 500.0, 0.10, 20_000.0
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,15 @@ class Clocks:
     span_us: float | None
     host_bound: bool = False
     """Whether the host's own time may be most of it, as the problem says."""
+    late_us: float = 0.0
+    """From the word that it is done, which stops the checker's clock, to the answer of the candidate's process."""
 
 
 def disagreements(clocks: Clocks) -> Iterator[Finding]:
     """What the timers contradict each other in, each a reason to reject."""
     wall, event, span = clocks.wall_us, clocks.event_us, clocks.span_us
+    if clocks.late_us > max(_ANSWER_US if event is not None else _ANSWER_INTERPRETED_US, _ANSWER * wall):
+        yield _finding(f"a batch that is said to be done after {wall:.0f} us went on for {clocks.late_us:.0f} us")
     if event is not None:
         if event > wall * (1 + _EVENTS) + _SLACK_US:
             yield _finding(f"events say {event:.0f} us of a batch that took {wall:.0f} us: they are forged")

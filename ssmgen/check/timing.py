@@ -20,7 +20,7 @@ import torch
 
 from ssmgen.check import memory, verifying
 from ssmgen.check.memory import Call, Layout, Memory
-from ssmgen.check.process import Lost, Worker, Zygote
+from ssmgen.check.process import Lost, Tampered, Worker, Zygote
 from ssmgen.check.samples import Block, Plan, Reported, Timed
 from ssmgen.check.verdict import Finding, Stage
 from ssmgen.check.verifying import Subject
@@ -34,6 +34,8 @@ _COLD = 256 << 20
 _EMPTY = 9
 # of calls whose results are the incumbent's to the bit, those that are also compared with fp64
 _EVALUATED = 1 / 3
+# microseconds: no time that is told here is longer
+_LONGEST = 1e12
 # calls of the batch by which a batch's length is chosen
 _FIRST = 4
 
@@ -56,7 +58,8 @@ def measure(zygote: Zygote, sides: tuple[Subject, Subject], call: Any, plan: Pla
                 try:
                     step(pair, timed)
                 except Lost as e:
-                    pair.blame(e.finding)
+                    if not isinstance(e, Tampered):
+                        pair.blame(e.finding)
                     timed.findings.append(e.finding)
                     return timed
     finally:
@@ -64,6 +67,11 @@ def measure(zygote: Zygote, sides: tuple[Subject, Subject], call: Any, plan: Pla
             for pair in pairs:
                 end(pair)
     return timed
+
+
+def _number(said: Any) -> float | None:
+    """What a process says is a time, if it can be one."""
+    return float(said) if isinstance(said, int | float) and 0 <= said < _LONGEST else None
 
 
 def no_measure(finding: Finding) -> RuntimeError:
@@ -80,6 +88,7 @@ class _Side:
     worker: Worker
     layout: Layout
     walls: list[float] = field(default_factory=list)
+    lates: list[float] = field(default_factory=list)
     events: list[float] = field(default_factory=list)
 
 
@@ -166,6 +175,7 @@ class _Pair:
             timed.calls = max(self._least, min(count, self._most))
         for side in self._sides:
             side.walls.clear()
+            side.lates.clear()
             side.events.clear()
 
     def _round(self, timed: Timed) -> Iterator[Block]:
@@ -196,12 +206,13 @@ class _Pair:
                 placed = [self._given(side, self._reserved(side, each), each).placed for each in values]
                 self._clear_caches()
                 said = side.worker.profile(placed, self._plan.graph)
-            span = said.get("span_us")
+            span = _number(said.get("span_us"))
             found[name] = Reported(
                 statistics.median(side.walls),
                 statistics.median(side.events) if side.events else None,
-                float(span) / timed.calls if isinstance(span, int | float) else None,
+                span / timed.calls if span is not None else None,
                 tuple(map(str, said.get("kernels", ()))),
+                statistics.median(side.lates),
             )
         return found
 
@@ -228,10 +239,11 @@ class _Pair:
         # only now, so that nothing can be done about them before the clock runs
         calls = [self._given(side, call, values) for call, values in zip(calls, given, strict=True)]
         self._clear_caches()
-        taken, said = side.worker.batch()
+        taken, late, said = side.worker.batch()
         side.walls.append((taken - timed.empty_us) / len(calls))
-        if isinstance(said.get("event_us"), int | float):
-            side.events.append(float(said["event_us"]) / len(calls))
+        side.lates.append(late)
+        if (event_us := _number(said.get("event_us"))) is not None:
+            side.events.append(event_us / len(calls))
         ran = []
         for number, call in enumerate(calls):
             results = side.layout.read(call)

@@ -67,6 +67,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
 
+    from ssmgen.check import confinement
+
+    confinement.adopt()
     # what every fork would import for itself; none of it asks for a GPU
     import ssmgen.check.runner
     import ssmgen.loading  # noqa: F401

@@ -142,6 +142,7 @@ CHEATS = (
         (_after_launch("    x.zero_()\n"),),
         stage=Stage.VERIFY,
         reason="an input was written to",
+        static=".zero_: of what was not allocated here",
     ),
     Candidate(
         "alias_returned",
@@ -318,6 +319,7 @@ torch.cuda.Event.elapsed_time = lambda self, other: 0.0
         ),
         stage=Stage.VERIFY,
         reason="out",
+        static=".zero_: of what was not allocated here",
     ),
     Candidate(
         "near_zero",

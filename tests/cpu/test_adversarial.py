@@ -14,17 +14,18 @@ torch = pytest.importorskip("torch")
 from ssmgen import generate, writing  # noqa: E402
 from ssmgen.check import static, statistics, verifying  # noqa: E402
 from ssmgen.check.compare import Floor, Problem, Settings, compare, foreign, noise_floor  # noqa: E402
-from ssmgen.check.confinement import unreadable  # noqa: E402
+from ssmgen.check.confinement import ended, unreadable  # noqa: E402
 from ssmgen.check.contracts.mamba_chunk_scan_combined import Forward  # noqa: E402
 from ssmgen.check.physics import Hardware  # noqa: E402
 from ssmgen.check.process import Package, Zygote  # noqa: E402
 from ssmgen.check.samples import Plan  # noqa: E402
+from ssmgen.check.timers import Clocks, disagreements  # noqa: E402
 from ssmgen.check.timing import measure  # noqa: E402
 from ssmgen.check.verdict import Outcome, Stage  # noqa: E402
 from ssmgen.check.verifying import Subject, verify  # noqa: E402
 from ssmgen.errors import UsageError  # noqa: E402
 from ssmgen.verify.problems import Call, Drawn, sample  # noqa: E402
-from tests.adversarial import CHEATS, CONTROLS, Candidate  # noqa: E402
+from tests.adversarial import CHEATS, CONTROLS, Candidate, Edit  # noqa: E402
 
 # nothing decays, and the row is long: what is lost at every chunk adds up
 LONG = Call(tokens=2500, regime="zero_decay", initial_states=True)
@@ -315,3 +316,130 @@ def test_a_question_that_cannot_be_asked_is_refused_by_name(tmp_path, monkeypatc
     for ask in (compare, noise_floor):
         with pytest.raises(UsageError, match="there is no CUDA device here"):
             ask(*[side] * (1 + (ask is compare)), on_gpu)
+
+
+# what follows no reader lets pass; it is here because readers err
+_LAST = "    return out, final_states\n\n\ndef _route"
+
+
+def edited(*edits: tuple[str, str], name: str = "edited") -> Candidate:
+    """The incumbent with other text in its host function."""
+    return Candidate(name, "", tuple(Edit("_forward.py", old, new) for old, new in edits))
+
+
+def after(text: str) -> tuple[str, str]:
+    return _LAST, f"{text}{_LAST}"
+
+
+def timers_of(timed) -> list:
+    said = timed.reported["candidate"]
+    return [*disagreements(Clocks(said.wall_us * timed.calls, None, None, late_us=said.late_us))]
+
+
+FORGED = """
+    import struct, sys
+    frame = sys._getframe()
+    while frame is not None:
+        if "words" in frame.f_locals:
+            number, = struct.unpack_from("<q", frame.f_locals["words"], 128)
+            if number:
+                struct.pack_into("<q", frame.f_locals["words"], 192, number)
+        frame = frame.f_back
+    batch, tokens = x.shape[:2]
+    checked"""
+
+
+def test_who_says_that_a_batch_is_done_and_goes_on_is_seen(zygote, tmp_path):
+    forger = edited(("\n    batch, tokens = x.shape[:2]\n    checked", FORGED))
+    honest = subject(CONTROLS[0], tmp_path / "a")
+    timed = measure(zygote, (honest, subject(forger, tmp_path / "b")), Call(batch=2, tokens=300), SMALL)
+    found = [*timed.findings, *timers_of(timed)]
+    assert any("is said to be done after" in f.what for f in found), (found, timed.reported)
+    timed = measure(zygote, (honest, subject(CONTROLS[0], tmp_path / "c")), Call(batch=2, tokens=300), SMALL)
+    assert [*timed.findings, *timers_of(timed)] == []
+
+
+def test_files_that_change_once_they_were_read_are_the_candidates_doing(zygote, tmp_path):
+    sides = [Package(incumbent(tmp_path / name)) for name in ("a", "b")]
+    text = f"    with open({str(sides[0].folder / '_forward.py')!r}, 'a') as file:\n        file.write('# slower\\n')\n"
+    file = sides[1].folder / "_forward.py"
+    file.write_text(file.read_text().replace(_LAST, text + _LAST))
+    subjects = tuple(Subject(Forward(), OPERATOR, each.sealed()) for each in sides)
+    timed = measure(zygote, subjects, Call(tokens=33), replace(SMALL, processes=2))
+    assert timed.findings == []
+    # the first pair wrote, the next comparison's processes would read it
+    timed = measure(zygote, subjects, Call(tokens=33), SMALL, timed)
+    assert [str(f) for f in timed.findings] == ["isolation: files of drawn changed after they were read"]
+
+
+def test_what_a_process_leaves_behind_is_ended_and_counted(tmp_path):
+    text = f"""    import os, time
+    if not os.path.exists({str(tmp_path / "left")!r}):
+        between = os.fork()
+        if between == 0:
+            os.setsid()
+            if os.fork() == 0:
+                open({str(tmp_path / "left")!r}, "w").write(str(os.getpid()))
+                time.sleep(600)
+            os._exit(0)
+        os.waitpid(between, 0)
+        while not os.path.exists({str(tmp_path / "left")!r}):
+            pass
+"""
+    with Zygote() as own, unreadable():
+        findings, _ = verify(own, subject(edited(after(text)), tmp_path), [Call(tokens=33)], 0)
+        assert findings == []
+        assert own.left == 1
+        assert ended(int((tmp_path / "left").read_text()))
+        assert verify(own, subject(CONTROLS[0], tmp_path / "b"), [Call(tokens=33)], 0)[0] == []
+        assert own.left == 1
+
+
+def test_no_process_looks_into_another(zygote, tmp_path):
+    """Neither a candidate's neighbour, nor what forked both, nor the checker."""
+    seen = tmp_path / "seen"
+    text = f"""    import os
+    def parent(process):
+        return int(open(f"/proc/{{process}}/stat").read().rpartition(")")[2].split()[1])
+    forker = os.getppid()
+    every = [int(c) for t in os.listdir(f"/proc/{{forker}}/task")
+             for c in open(f"/proc/{{forker}}/task/{{t}}/children").read().split()]
+    every = [forker, parent(forker), *every]
+    with open({str(seen)!r}, "a") as log:
+        print(len(every), file=log)
+        for other in every:
+            for what in ("fd", "mem", "environ", "maps"):
+                try:
+                    path = f"/proc/{{other}}/{{what}}"
+                    if other != os.getpid():
+                        what == "fd" and [os.readlink(f"{{path}}/{{each}}") for each in os.listdir(path)]
+                        what == "fd" or open(path).read(1)
+                        print(path, "can be read", file=log)
+                except OSError:
+                    pass
+"""
+    sides = subject(CONTROLS[0], tmp_path / "a"), subject(edited(after(text)), tmp_path / "b")
+    assert measure(zygote, sides, Call(tokens=33), SMALL).findings == []
+    lines = seen.read_text().splitlines()
+    # itself, its neighbour, what forked them, the checker
+    assert max(int(line) for line in lines if line.isdigit()) >= 4
+    assert [line for line in lines if not line.isdigit()] == []
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("return out, final_states\n\n\ndef", "return out.flatten(), final_states\n\n\ndef"),
+    ("return out, final_states\n\n\ndef", "return out.double(), final_states\n\n\ndef"),
+    ("return out, final_states\n\n\ndef", "return out, final_states.mT\n\n\ndef"),
+])  # fmt: skip
+def test_a_result_of_another_form_is_wrong(old, new, zygote, tmp_path):
+    findings, _ = verify(zygote, subject(edited((old, new)), tmp_path), [Call(tokens=33)], 0)
+    assert "expected torch." in findings[0].what
+
+
+def test_results_may_be_allocated_in_any_order(zygote, tmp_path):
+    out = "    out = allocate((batch, tokens, HEADS, HEAD_DIM), x.dtype, x.device)\n"
+    states = "    final_states = allocate((entries, HEADS, HEAD_DIM, STATE), torch.float32, x.device)\n"
+    scratch = "    scratch = allocate((entries, HEADS, HEAD_DIM, STATE), torch.float32, x.device)\n"
+    for order in (states + out, scratch + out + states):
+        candidate = edited((out + states, order))
+        assert verify(zygote, subject(candidate, tmp_path / str(len(order))), [Call(tokens=33)], 1)[0] == []
