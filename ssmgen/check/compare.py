@@ -77,7 +77,9 @@ def _run(case: _Case, zygote: Zygote, before: Subject, candidate: Package) -> Ve
     # what runs is what is read, and the other way round
     if read := static.check(candidate.folder, before.package.folder):
         return case.rejected(read)
-    findings, numbers = verifying.verify(zygote, sides[1], [problem.timed, *problem.listed], settings.secret)
+    hard = problem.contract.hard(problem.operator) if problem.device == "cuda" else ()
+    listed = [problem.timed, *problem.listed, *hard]
+    findings, numbers = verifying.verify(zygote, sides[1], listed, settings.secret)
     case.ran |= {"isolation": _CONFINED, "verify": f"ran: {numbers.calls} calls"}
     case.figures["excess"] = dict(numbers.excess)
     if findings := [*findings, *_left(zygote)]:

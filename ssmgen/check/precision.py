@@ -18,6 +18,7 @@ _KEEPING = {
     *("tanh", "negative", "floor", "ceil", "broadcast_to", "expand_dims", "sum", "max", "min", "prod", "cumsum"),
     "cumprod",
 }
+_ARITHMETIC = {"where", "maximum", "minimum", "add", "sub", "mul", "truediv", "pow", "mod"}
 _SUMMING = {"sum", "cumsum", "prod", "cumprod", "scan", "reduce"}
 
 
@@ -32,18 +33,24 @@ def low_precision(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
             names |= _named(node.targets[0], node.value, names)
         elif isinstance(node, ast.ImportFrom):
             names |= {each.asname or each.name: each.name for each in node.names if each.name in _LOW | _FULL}
-    for each in ast.walk(tree):
-        if isinstance(each, ast.FunctionDef):
-            walk = _Walk(names)
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    returned: dict[str, str | None] = {}
+    for last in (False, True):
+        # once to know what functions give to one another
+        for each in functions:
+            walk = _Walk(names, returned)
             walk.block(each.body)
-            yield from walk.found
+            returned[each.name] = walk.returned
+            if last:
+                yield from walk.found
 
 
 class _Walk:
     """One function, in the order in which it runs."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = dict(names)
+    def __init__(self, names: Mapping[str, str], functions: Mapping[str, str | None]) -> None:
+        self._names, self._functions = dict(names), functions
+        self.returned: str | None = None
         self._dtypes: dict[str, str | None] = {}
         self.found: list[tuple[ast.AST, str]] = []
 
@@ -66,7 +73,9 @@ class _Walk:
             self._dtype(node.test)
             self.block(node.body)
             self.block(node.orelse)
-        elif isinstance(node, ast.Expr | ast.Return) and node.value is not None:
+        elif isinstance(node, ast.Return) and node.value is not None:
+            self.returned = self._dtype(node.value)
+        elif isinstance(node, ast.Expr):
             self._dtype(node.value)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
@@ -83,7 +92,8 @@ class _Walk:
                 self._dtypes[each.id] = dtype
 
     def _loop(self, node: ast.For | ast.While) -> None:
-        carried = _read_before_written(node.body)
+        # what is only read a step later than it was made sums nothing up
+        carried = {n: at for n, at in _read_before_written(node.body).items() if n in _sources(node.body, n)}
         before = {name: self._dtypes.get(name) for name in carried}
         self.block(node.body)
         for name, at in carried.items():
@@ -98,23 +108,31 @@ class _Walk:
             return self._dtypes.get(node.id)
         if isinstance(node, ast.Constant):
             return _NUMBER
+        return self._call(node) if isinstance(node, ast.Call) else self._composed(node)
+
+    def _composed(self, node: ast.expr) -> str | None:
         if isinstance(node, ast.BinOp):
             return _promoted(self._dtype(node.left), self._dtype(node.right))
         if isinstance(node, ast.UnaryOp | ast.Subscript):
             return self._dtype(node.operand if isinstance(node, ast.UnaryOp) else node.value)
-        if isinstance(node, ast.Call):
-            return self._call(node)
+        if isinstance(node, ast.IfExp):
+            either = [self._dtype(each) for each in (node.body, node.orelse)]
+            return next((each for each in either if each in _LOW), either[0])
+        if isinstance(node, ast.NamedExpr):
+            self._assign(node.target, node.value)
+            return self._dtype(node.target)
         return None
 
     def _call(self, node: ast.Call) -> str | None:
         operands = [self._dtype(each) for each in node.args]
         named = {k.arg: k.value for k in node.keywords if k.arg}
         if not isinstance(node.func, ast.Attribute):
-            return None
+            return self._functions.get(ast.unparse(node.func))
         name = node.func.attr
         of_method = None if _is_module(node.func.value) else self._dtype(node.func.value)
         if name == "astype":
-            return _written(node.args[0] if node.args else named.get("dtype"), self._names)
+            asked = [*node.args[_is_module(node.func.value) :], named.get("dtype")]
+            return _written(asked[0], self._names)
         if name in ("zeros", "full", "ones", "arange", "load", "gather"):
             given = named.get("dtype") or (node.args[-1] if name in ("zeros", "full", "ones") and node.args else None)
             return _written(given, self._names)
@@ -126,7 +144,7 @@ class _Walk:
         first = of_method or (operands[0] if operands else None)
         if name in _SUMMING and first in _LOW:
             self.found.append((node, f"ct.{name} sums in {first}, not in float32"))
-        if name in ("where", "maximum", "minimum"):
+        if name in _ARITHMETIC:
             return _promoted(*(operands[-2:] if len(operands) > 1 else (None, None)))
         return first if name in _KEEPING else None
 
@@ -145,6 +163,26 @@ def _read_before_written(body: list[ast.stmt]) -> dict[str, ast.AST]:
             elif node.id not in written:
                 read.add(node.id)
     return carried
+
+
+def _sources(body: list[ast.stmt], name: str) -> set[str]:
+    """Names that a loop's body makes a name's next value of, by however many steps."""
+    made: dict[str, set[str]] = {}
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+                for target in (n for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)):
+                    more = {target.id} if isinstance(node, ast.AugAssign) else set()
+                    made.setdefault(target.id, set()).update(names | more)
+    found: set[str] = set()
+    due = [name]
+    while due:
+        new = made.get(due.pop(), set()) - found
+        found |= new
+        due += new
+    return found
 
 
 def _in_order(statement: ast.stmt) -> Iterator[ast.Name]:

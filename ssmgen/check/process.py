@@ -144,6 +144,9 @@ class Zygote:
             if stray not in known and not confinement.ended(stray):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(stray, signal.SIGKILL)
+                deadline = time.monotonic() + STOP
+                while not confinement.ended(stray) and time.monotonic() < deadline:
+                    time.sleep(0.001)
                 self.left += 1
         return status
 

@@ -57,3 +57,37 @@ def test_committed_kernels_have_enough_digits():
     files = [*project(Path(__file__)).generated.rglob("*.py")]
     assert len(files) > 100
     assert not [(f, what) for f in files for _, what in low_precision(ast.parse(f.read_text()))]
+
+
+BODY = """
+def low(v):
+    return v.astype(ct.bfloat16)
+@ct.kernel
+def kernel(x, out):
+    h = ct.zeros((16,), dtype=ct.float32)
+    for i in range(8):
+        {step}
+    ct.store(out, (0,), {last})
+"""
+
+
+@pytest.mark.parametrize(("step", "last", "said"), [
+    ("h = ct.astype(h + x, ct.bfloat16)", "h", CARRIED),
+    ("h = low(h + x)", "h", CARRIED),
+    ("h = (h + x).astype(ct.bfloat16) if i else h", "h", CARRIED),
+    ("g = low(h)\n        h = g + g", "h", CARRIED),
+    ("h = h + x", "ct.cumsum(ct.add(low(x), low(x)), 0)", SUMMED),
+    ("h = h + x", "ct.cumsum((y := low(x)), 0)", SUMMED),
+    ("h = h + x", "ct.cumsum(low(x) if i else x, 0)", SUMMED),
+])  # fmt: skip
+def test_few_digits_by_a_detour(step, last, said):
+    assert said in [what for _, what in low_precision(ast.parse(BODY.format(step=step, last=last)))]
+
+
+@pytest.mark.parametrize("step", [
+    "now = h\n        h = ct.load(x, (i,), (16,)).astype(ct.bfloat16)",
+    "ct.mma(h, h, x)\n        if i < 7:\n            h = low(ct.load(x, (i + 1,), (16,)))",
+])  # fmt: skip
+def test_what_is_loaded_a_step_ahead_is_not_carried(step):
+    text = BODY.format(step=step, last="h").replace("dtype=ct.float32", "dtype=ct.bfloat16")
+    assert not [*low_precision(ast.parse(text))]

@@ -128,6 +128,10 @@ class Contract(ABC, Generic[OperatorT, CallT]):
     def draw(self, operator: OperatorT, random: Random) -> CallT:
         """A call that no list has: any size, regime, layout and option that the operator takes."""
 
+    def hard(self, operator: OperatorT) -> tuple[CallT, ...]:
+        """Calls in which small errors grow: on a GPU every candidate meets them; interpreted they take minutes."""
+        return ()
+
     @abstractmethod
     def work(self, operator: OperatorT, given: Mapping[str, Any]) -> Work:
         """What the call cannot do without."""

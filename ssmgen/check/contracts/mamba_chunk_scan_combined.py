@@ -6,7 +6,7 @@ Its mutants are in `forward_mutants`.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any
 
@@ -23,6 +23,11 @@ from ssmgen.reference.honest import honest_evaluation
 from ssmgen.verify import inputs, problems
 from ssmgen.verify.problems import Call
 
+# regimes that have limits of their own, and how often a call is of an unusual size
+_LIMITED, _RARELY = ("limited", "no_step"), 0.25
+_VECTORS = ("float32", "float32", "bfloat16", "float64")
+# of tokens, a chunk that a schedule may have
+_SHORTEST = 16
 # longer than two chunks, no multiple of one, and of every option something
 _TOKENS = 150
 _OPERATOR = mamba2.Operator(
@@ -48,6 +53,28 @@ _KEPT = "no token decays the state by as much as the last digit that is kept"
 _LINEAR = "softplus of so large a number is that number"
 _DWARFED = "what a state of so large steps gives hides a skip of its last digit's size"
 _MINUTE = "a bias of less than a hundredth of the step changes it by less than is rounded away"
+
+
+@dataclass(frozen=True)
+class Secret(Call):
+    """A drawn call beyond what `ssmgen.verify` draws: scales, limits of dt, dtypes of what is read as float32."""
+
+    scale: float = 1.0
+    """Of x, in which the operator is linear."""
+    limit: tuple[float, float] | None = None
+    """dt_limit, instead of the regime's."""
+    vectors: str = "float32"
+    """The dtype of A, D, dt_bias and the initial states."""
+
+    def varied(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the plain call, changed as the fields say."""
+        values = given | {"x": given["x"] * self.scale}
+        if self.limit is not None and "dt_limit" in given:
+            values["dt_limit"] = self.limit
+        for name in ("A", "D", "dt_bias", "initial_states"):
+            if given.get(name) is not None:
+                values[name] = given[name].to(getattr(torch, self.vectors))
+        return values
 
 
 class Forward(Contract[mamba2.Operator, Call]):
@@ -80,7 +107,8 @@ class Forward(Contract[mamba2.Operator, Call]):
     )
 
     def given(self, operator: mamba2.Operator, call: Call, device: str = "cpu") -> dict[str, Any]:
-        return inputs.arguments(operator, call, device)
+        given = inputs.arguments(operator, call, device)
+        return call.varied(given) if isinstance(call, Secret) else given
 
     def arguments(self, given: Given) -> dict[str, Any]:
         names = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens")
@@ -96,15 +124,13 @@ class Forward(Contract[mamba2.Operator, Call]):
         return MUTANTS[without](given) if without else scan(given)
 
     def deviations(self, operator: mamba2.Operator, given: Given) -> Results:
-        kept = getattr(torch, operator.dtypes.chunk_state)
-        honest = honest_evaluation(**given, chunk=CHUNK, chunk_state=kept)
+        honest = honest_evaluation(**given, **_stored(operator))
         return {"out": honest.out_sigma, "final_states": honest.state_sigma}
 
     def evaluation(self, operator: mamba2.Operator, given: Given) -> tuple[Results, Results]:
         if given.get("seq_idx") is not None or given.get("cu_seqlens") is not None:
             return super().evaluation(operator, given)
-        kept = getattr(torch, operator.dtypes.chunk_state)
-        made = chunked.evaluate(**given, chunk=CHUNK, chunk_state=kept)
+        made = chunked.evaluate(**given, **_stored(operator))
         return (
             {"out": made.out, "final_states": made.state},
             {"out": made.out_sigma, "final_states": made.state_sigma},
@@ -141,9 +167,23 @@ class Forward(Contract[mamba2.Operator, Call]):
 
     def draw(self, operator: mamba2.Operator, random: Random) -> Call:
         call = problems.sample(Call, random).for_model(operator)
-        # sizes no list has, about the borders of chunks as often as not
+        # sizes no list has, about the borders of chunks as often as not; at times none, long or many
         tokens = random.choice((random.randint(1, 300), CHUNK * random.randint(1, 4) + random.randint(-1, 1)))
-        return replace(call, tokens=tokens, batch=random.randint(1, 3), seed=random.getrandbits(31))
+        batch = random.randint(1, 3)
+        if random.random() < _RARELY:
+            tokens, batch = random.choice(((0, batch), (random.randint(300, 1000), 1), (random.randint(1, 20), 9)))
+        kept = {f.name: getattr(call, f.name) for f in fields(Call)}
+        kept |= {"tokens": tokens, "batch": batch, "seed": random.getrandbits(31)}
+        limit = None
+        if call.regime not in _LIMITED and random.random() < 0.5:
+            low = 10 ** random.uniform(-4, -1)
+            limit = (low, low * 10 ** random.uniform(0.5, 3))
+        scales = (1.0, 1.0, 1 / 64) if operator.dtypes.x == "float16" else (1.0, 1.0, 1 / 64, 64.0)
+        return Secret(**kept, scale=random.choice(scales), limit=limit, vectors=random.choice(_VECTORS))
+
+    def hard(self, operator: mamba2.Operator) -> tuple[Call, ...]:
+        # nothing decays, and the row is long: what is lost at every chunk adds up
+        return (Call(tokens=2500, regime="zero_decay", initial_states=True),)
 
     def work(self, operator: mamba2.Operator, given: Given) -> Work:
         shape, outputs = operator.shape, self.outputs(operator, given)
@@ -154,6 +194,17 @@ class Forward(Contract[mamba2.Operator, Call]):
         # in chunks the products with the state remain, and of those within a chunk at least the diagonal
         chunked = recurrent * 2 // 3
         return Work(read, written, chunked, getattr(torch, operator.dtypes.x))
+
+
+def _stored(operator: mamba2.Operator) -> dict[str, Any]:
+    """How often states are rounded, and to what.
+
+    Where they have fewer digits than the activations, that is most of the error, and more of it the shorter a chunk is:
+    schedules may take any, so the shortest counts.
+    """
+    stored, x = (getattr(torch, name) for name in (operator.dtypes.chunk_state, operator.dtypes.x))
+    coarser = torch.finfo(stored).eps > torch.finfo(x).eps
+    return {"chunk": _SHORTEST if coarser else CHUNK, "chunk_state": stored}
 
 
 def _entries(given: Given) -> int:
