@@ -147,13 +147,26 @@ def test_a_subclass_is_refused_by_name(kernels: ModuleType, given: dict[str, Any
         _scan(kernels, given | {name: value.as_subclass(Wrapped)})
 
 
+def test_of_many_sequences_the_wrong_ones_are_shown(kernels: ModuleType, given: dict[str, Any]) -> None:
+    del given["initial_states"]
+    offsets = torch.arange(TOKENS + 1, dtype=torch.int32)
+    offsets[20] = 7
+    with pytest.raises(ValueError, match=r"cu_seqlens: found \[18, 19, 7, 21, 22\] from its entry 18 on, expected"):
+        _scan(kernels, given, cu_seqlens=offsets)
+    even = torch.arange(0, TOKENS + 1, 2, dtype=torch.int32)
+    changes = (torch.arange(TOKENS, dtype=torch.int32) // 2)[None].clone()
+    changes[0, 24:26] = 11
+    with pytest.raises(ValueError, match=r"seq_idx: found changes at \[20, 22, 26, 28, 30\] .* them, \[20, 22, 24, 26"):
+        _scan(kernels, given, cu_seqlens=even, seq_idx=changes)
+
+
 BAD_VALUES = {
     "decreasing offsets": (dict(cu_seqlens=[0, 20, 10, TOKENS]), r"cu_seqlens: found \[0, 20, 10, 37\], expected"),
     "offsets not from 0": (dict(cu_seqlens=[1, TOKENS]), r"cu_seqlens: found \[1, 37\], expected from 0"),
     "negative offsets": (dict(cu_seqlens=[-1, TOKENS]), r"cu_seqlens: found \[-1, 37\]"),
     "offsets past the row": (dict(cu_seqlens=[0, TOKENS + 1]), r"found \[0, 38\], expected .* to at most 37"),
     "seq_idx at odds": (dict(cu_seqlens=[0, 9, TOKENS], seq_idx=[0] * 10 + [1] * (TOKENS - 10)),
-                        r"seq_idx: found changes at \[10\], expected them where cu_seqlens has them, \[0, 9, 37\]"),
+                        r"seq_idx: found changes at \[10\], expected them where cu_seqlens has them, \[9\]"),
     "growing states": (dict(A=[-1.0, 0.5, -1.0, -1.0]), "A: found 0.5, expected finite values <= 0"),
     "a decay that is no number": (dict(A=[-1.0, float("nan"), -1.0, -1.0]), "A: found nan, expected finite"),
     "an infinite decay": (dict(A=[-1.0, float("-inf"), -1.0, -1.0]), "A: found -inf, expected finite"),
