@@ -76,6 +76,7 @@ def main() -> None:
 
     # one pool of threads less to fork in the midst of
     torch.set_num_threads(1)
+    forked: set[int] = set()
     with contextlib.suppress(EOFError):
         while True:
             order, fds = receive(channel)
@@ -83,11 +84,24 @@ def main() -> None:
                 process = os.fork()
                 if process == 0:
                     _candidate(order, fds)
+                forked.add(process)
                 for fd in fds:
                     os.close(fd)
                 send(channel, {"process": process})
             else:
-                send(channel, {"status": os.waitpid(order["process"], 0)[1]})
+                status = os.waitpid(order["process"], 0)[1]
+                forked.discard(order["process"])
+                _forget_adopted(forked)
+                send(channel, {"status": status})
+
+
+def _forget_adopted(forked: set[int]) -> None:
+    """Reap what has ended and was a candidate's child, not this process's."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in forked:
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def _candidate(order: Mapping[str, Any], fds: list[int]) -> None:
